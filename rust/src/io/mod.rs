@@ -1,0 +1,3 @@
+//! Bytes at offsets: extents, aligned buffers, direct reads, read queues.
+
+pub mod extent;
