@@ -1,18 +1,12 @@
 """The Rust core, as Python sees it. Private: use `k3rs` itself."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
-
-class Captured(TypedDict, total=False):
-    """What `Session.forward` records on request."""
-
-    hidden: NDArray[np.float32]
-    router: list[tuple[NDArray[np.int32], NDArray[np.float32]]]
 
 def available_backends() -> list[str]:
     """Instruction sets that this CPU can run, best first; `scalar` is always there."""
@@ -66,5 +60,5 @@ class Session:
         capture_hidden: bool = False,
         capture_router: bool = False,
         progress: Callable[[int, int], Any] | None = None,
-    ) -> tuple[NDArray[np.float32], Captured]: ...
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]: ...
     def reset(self) -> None: ...

@@ -4,9 +4,15 @@
 //! `error < io < format < kernels < storage < model < engine < python`.
 //! `ARCHITECTURE.md` walks one token through them.
 
+pub mod engine;
 pub mod error;
 pub mod format;
 pub mod io;
 pub mod kernels;
+pub mod model;
+pub mod storage;
+
+#[cfg(feature = "python")]
+mod python;
 
 pub use error::{Error, Result};

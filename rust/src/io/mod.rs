@@ -1,3 +1,7 @@
 //! Bytes at offsets: extents, aligned buffers, direct reads, read queues.
 
+pub mod buffer;
 pub mod extent;
+pub mod file;
+pub mod queue;
+pub mod thread_queue;

@@ -1,0 +1,68 @@
+"""Facts about a checkpoint directory that need no weights in memory."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from k3rs import _k3rs
+from k3rs.exceptions import CheckpointError
+from k3rs.presets import MemoryRequest
+from k3rs.tokenizer import Tokenizer
+from k3rs.vocabulary import RANKS_FILE
+
+__all__ = ["DEFAULT_POSITIONS", "inspect", "load_tokenizer", "plan", "require_directory"]
+
+DEFAULT_POSITIONS = 4096
+"""Positions that the memory plan makes room for when nothing else is said."""
+
+
+def require_directory(path: str | os.PathLike[str]) -> Path:
+    """`path` as a `Path`, refused with `CheckpointError` unless it is a directory."""
+    directory = Path(path)
+    if directory.is_dir():
+        return directory
+    found = "a file" if directory.exists() else "nothing there"
+    raise CheckpointError(
+        f"{directory}: expected a model directory, found {found}",
+        hint="give the directory that holds config.json and the *.safetensors files",
+    )
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
+    """The tokenizer of the checkpoint at `path`; `None` where it has no `tiktoken.model`."""
+    directory = require_directory(path)
+    if not (directory / RANKS_FILE).exists():
+        return None
+    return Tokenizer.from_directory(directory)
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the config and the tensor headers at `path` say."""
+    facts: dict[str, Any] = json.loads(_k3rs.inspect(str(require_directory(path))))
+    return facts
+
+
+def plan(
+    path: str | os.PathLike[str],
+    request: MemoryRequest | None = None,
+    *,
+    positions: int = DEFAULT_POSITIONS,
+    prefill_chunk: int | None = None,
+) -> dict[str, Any]:
+    """How the budget of `request` would be divided, and the smallest one accepted.
+
+    Raises `MemoryBudgetError`, which carries `minimum_bytes`, when it would not fit.
+    """
+    request = request or MemoryRequest()
+    facts: dict[str, Any] = json.loads(
+        _k3rs.plan(
+            str(require_directory(path)),
+            memory_bytes=request.memory_bytes,
+            trunk_bytes=request.trunk_bytes,
+            cache_bytes=request.cache_bytes,
+            positions=positions,
+            prefill_chunk=prefill_chunk,
+        )
+    )
+    return facts

@@ -1,0 +1,1 @@
+"""The `k3rs` command. It only calls the public Python API."""

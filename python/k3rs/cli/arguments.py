@@ -1,0 +1,32 @@
+"""Arguments that several commands share, turned into what the API takes."""
+
+import argparse
+from pathlib import Path
+
+import k3rs
+from k3rs.cli.console import Console
+from k3rs.presets import MemoryRequest, request_memory
+from k3rs.sizes import parse_gigabytes
+
+__all__ = ["memory_request", "model_directory"]
+
+
+def memory_request(arguments: argparse.Namespace) -> MemoryRequest:
+    """The budget from `--memory`, `--preset`, `--trunk-gb` and `--cache-gb`."""
+    trunk, cache = arguments.trunk_gb, arguments.cache_gb
+    return request_memory(
+        arguments.memory,
+        preset=arguments.preset,
+        trunk_bytes=None if trunk is None else parse_gigabytes(trunk),
+        cache_bytes=None if cache is None else parse_gigabytes(cache),
+    )
+
+
+def model_directory(model: str | None, console: Console) -> Path:
+    """The directory that was named, or that of the shipped model."""
+    if model is not None:
+        return Path(model)
+    shipped = k3rs.shipped_model()
+    if shipped.note is not None:
+        console.note(f"note: {shipped.note}")
+    return shipped.path

@@ -1,0 +1,152 @@
+"""`k3rs generate`: continue a prompt."""
+
+import argparse
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import k3rs
+from k3rs.cli.arguments import memory_request, model_directory
+from k3rs.cli.commands.plan import plan_lines
+from k3rs.cli.console import Console
+from k3rs.cli.pending_file import LogitsFile, PendingFile
+from k3rs.cli.prompt import prompt_ids
+from k3rs.cli.run_report import Run, run_json, summary
+
+__all__ = ["run"]
+
+_STDOUT = "-"
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Generates, streaming the answer to stdout, and writes the files that were asked for.
+
+    After Ctrl-C what was generated until then is still reported and written.
+    """
+    sampler = _sampler(arguments)
+    directory = model_directory(arguments.model, console)
+    tokenizer = k3rs.load_tokenizer(directory)
+    ids = prompt_ids(arguments, tokenizer, directory)
+    with ExitStack() as stack:
+        json_file = logits_file = None
+        if arguments.json not in (None, _STDOUT):
+            json_file = stack.enter_context(PendingFile(arguments.json))
+        if arguments.logits is not None:
+            logits_file = stack.enter_context(LogitsFile(arguments.logits))
+
+        started = time.perf_counter()
+        model = stack.enter_context(_open(arguments, directory, tokenizer, len(ids)))
+        result = Run(ids, open_seconds=time.perf_counter() - started)
+        _show_details(model, console)
+        _generate(
+            result, model, arguments, sampler=sampler, console=console, logits_file=logits_file
+        )
+
+        console.note(summary(result, model))
+        facts = run_json(result, model, _options(arguments, sampler))
+        if logits_file is not None:
+            logits_file.commit()
+        if json_file is not None:
+            json_file.write(json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
+            json_file.commit()
+        elif arguments.json == _STDOUT:
+            console.facts(facts)
+    if result.interrupted:
+        raise KeyboardInterrupt
+
+
+def _open(
+    arguments: argparse.Namespace,
+    directory: Path,
+    tokenizer: k3rs.Tokenizer | None,
+    prompt_tokens: int,
+) -> k3rs.Model:
+    request = memory_request(arguments)
+    return k3rs.Model.open(
+        directory,
+        memory="auto" if request.memory_bytes is None else request.memory_bytes,
+        trunk_bytes=request.trunk_bytes,
+        cache_bytes=request.cache_bytes,
+        threads=arguments.threads,
+        backend=arguments.backend,
+        positions=prompt_tokens + arguments.max_tokens,
+        prefill_chunk=arguments.prefill_chunk,
+        tokenizer=tokenizer,
+    )
+
+
+def _generate(
+    result: Run,
+    model: k3rs.Model,
+    arguments: argparse.Namespace,
+    *,
+    sampler: k3rs.Sampler,
+    console: Console,
+    logits_file: LogitsFile | None,
+) -> None:
+    """Runs the decode loop into `result`; Ctrl-C ends it early."""
+    printing = arguments.json != _STDOUT
+    with console.layer_progress() as progress:
+        tokens = model.generate(
+            result.prompt_ids,
+            max_tokens=arguments.max_tokens,
+            sampler=sampler,
+            stop_ids=() if arguments.ignore_stop else None,
+            incremental=not arguments.no_incremental,
+            progress=progress,
+            on_logits=None if logits_file is None else logits_file.append,
+        )
+        try:
+            for token in tokens:
+                result.tokens.append(token)
+                count = len(result.tokens)
+                if printing:
+                    if console.shares_terminal:
+                        progress.stop()
+                    id_text = f",{token.id}" if count > 1 else str(token.id)
+                    console.answer(id_text if model.tokenizer is None else token.text)
+                progress.describe(f"{count} of {arguments.max_tokens} tokens")
+        except KeyboardInterrupt:
+            result.interrupted = True
+        finally:
+            if printing and result.tokens:
+                console.answer("\n")
+
+
+def _sampler(arguments: argparse.Namespace) -> k3rs.Sampler:
+    """Greedy, unless one of the sampling arguments was given."""
+    given: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        if (value := getattr(arguments, name)) is not None
+    }
+    if not given:
+        return k3rs.Sampler()
+    given.setdefault("temperature", 1.0)
+    # Chosen here rather than by the sampler, so that the report can name it.
+    given.setdefault("seed", secrets.randbits(32))
+    return k3rs.Sampler(**given)
+
+
+def _options(arguments: argparse.Namespace, sampler: k3rs.Sampler) -> Mapping[str, Any]:
+    return {
+        "max_tokens": arguments.max_tokens,
+        "temperature": sampler.temperature,
+        "top_k": sampler.top_k,
+        "top_p": sampler.top_p,
+        "min_p": sampler.min_p,
+        "seed": sampler.seed,
+        "incremental": not arguments.no_incremental,
+        "ignore_stop": arguments.ignore_stop,
+    }
+
+
+def _show_details(model: k3rs.Model, console: Console) -> None:
+    unknown = model.facts["unknown_config_keys"]
+    console.detail(f"config keys without effect: {', '.join(unknown) or 'none'}")
+    for line in plan_lines(model.plan):
+        console.detail(line)

@@ -1,0 +1,196 @@
+"""The arguments of every command, apart from what the commands do."""
+
+import argparse
+from typing import NoReturn
+
+from k3rs._k3rs import __version__
+from k3rs.exceptions import InputError
+
+__all__ = ["build_parser"]
+
+_MODEL_HELP = "directory with config.json and *.safetensors"
+_SHIPPED_HELP = f"{_MODEL_HELP} (default: the model that ships with k3rs)"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage as an exception, so that it is printed like any other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message, hint=f"`{self.prog} --help` lists the arguments")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `command` is the module that runs it."""
+    parser = _Parser(
+        prog="k3rs",
+        description="Kimi K3 on one ordinary computer: exact output at any memory budget.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"k3rs {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_generate(commands)
+    _add_plan(commands)
+    _add_inspect(commands)
+    _add_presets(commands)
+    return parser
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[_Parser]", name: str, summary: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+    )
+
+
+def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(commands, "generate", "continue a prompt")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
+    prompt = parser.add_argument_group("prompt (one of)").add_mutually_exclusive_group(
+        required=True
+    )
+    prompt.add_argument("--prompt", metavar="TEXT", help="text, in which nothing is special")
+    prompt.add_argument(
+        "--prompt-file",
+        metavar="PATH",
+        help="UTF-8 text, taken as it is except for a byte order mark",
+    )
+    prompt.add_argument("--ids", metavar="1,2,3", help="token ids")
+    parser.add_argument(
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        type=_count,
+        default=16,
+        help="tokens to generate (default: 16)",
+    )
+    _add_budget(parser)
+    _add_compute(parser)
+    _add_sampling(parser)
+    _add_output(parser)
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory (a size, a preset, or the two shares)")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        default="auto",
+        help="bound of everything that the process keeps in memory: 8GB, 7.5GiB, 512MB, "
+        "or auto (default)",
+    )
+    group.add_argument("--preset", metavar="NAME", help="a named budget; see `k3rs presets`")
+    group.add_argument("--trunk-gb", metavar="X", help="GB (10^9 bytes) of resident trunk")
+    group.add_argument("--cache-gb", metavar="Y", help="GB (10^9 bytes) of cached experts")
+
+
+def _add_compute(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("computing (no bit of the output depends on it)")
+    group.add_argument(
+        "--threads", metavar="N", type=_count, help="compute threads (default: physical cores)"
+    )
+    group.add_argument(
+        "--backend",
+        choices=("auto", "avx2", "scalar"),
+        default="auto",
+        help="instruction set (default: the best that the CPU has)",
+    )
+    group.add_argument(
+        "--prefill-chunk", metavar="N", type=_count, help="tokens per sweep of the prompt"
+    )
+    group.add_argument(
+        "--no-incremental",
+        action="store_true",
+        help="recompute the whole prefix each step, for checking",
+    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "choosing tokens (greedy unless one of the first five is given)"
+    )
+    group.add_argument(
+        "--temperature",
+        metavar="X",
+        type=float,
+        help="divides the logits; 0 is greedy (default: 1 when sampling)",
+    )
+    group.add_argument(
+        "--top-k", metavar="N", type=int, help="keep the N most likely tokens (0: all)"
+    )
+    group.add_argument(
+        "--top-p", metavar="X", type=float, help="then the most likely that reach X together"
+    )
+    group.add_argument(
+        "--min-p", metavar="X", type=float, help="then those above X times the most likely"
+    )
+    group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same tokens")
+    group.add_argument(
+        "--ignore-stop", action="store_true", help="do not stop at the model's end tokens"
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--json",
+        metavar="PATH",
+        help='the run as JSON; "-" is stdout, where then no text is printed',
+    )
+    group.add_argument(
+        "--logits",
+        metavar="PATH",
+        help="float32 logits of every generated step, .npy [N, vocab]",
+    )
+    loudness = group.add_mutually_exclusive_group()
+    loudness.add_argument("--quiet", action="store_true", help="no notes, progress or report")
+    loudness.add_argument(
+        "--verbose", action="store_true", help="also the plan and unknown config keys"
+    )
+
+
+def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(commands, "plan", "show how a memory budget would be divided")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
+    _add_budget(parser)
+    parser.add_argument(
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        type=_count,
+        default=16,
+        help="tokens to generate (default: 16)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        metavar="N",
+        type=_count,
+        default=4080,
+        help="tokens of the prompt (default: 4080)",
+    )
+    _add_json_switch(parser)
+
+
+def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(commands, "inspect", "show what a checkpoint contains")
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    _add_json_switch(parser)
+
+
+def _add_presets(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(commands, "presets", "list the named memory budgets")
+    _add_json_switch(parser)
+
+
+def _add_json_switch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found `{text}`")
+    return count

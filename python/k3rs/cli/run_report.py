@@ -1,0 +1,102 @@
+"""What a run did: as JSON for a program, and in a line for a person."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import k3rs
+from k3rs.generation import StopReason
+from k3rs.sizes import format_size
+
+__all__ = ["Run", "run_json", "summary"]
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of `k3rs generate`, filled while it goes on."""
+
+    prompt_ids: list[int]
+    open_seconds: float
+    tokens: list[k3rs.Token] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def stop_reason(self) -> StopReason | Literal["interrupted"]:
+        """Why it ended."""
+        if self.interrupted or not self.tokens:
+            return "interrupted"
+        return self.tokens[-1].stop_reason or "interrupted"
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Time of the step that read the prompt and made the first token."""
+        return self.tokens[0].seconds if self.tokens else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time of all later steps."""
+        return sum(token.seconds for token in self.tokens[1:])
+
+
+_MODEL_KEYS = ("path", "layers", "hidden", "vocab", "parameters", "fingerprint")
+_PLAN_KEYS = (
+    "budget_bytes",
+    "entries",
+    "pinned_bytes",
+    "pinned_fraction",
+    "ring_bytes",
+    "expert_slots",
+)
+_IO_KEYS = ("trunk_bytes_read", "expert_bytes_read", "read_wait_s", "direct", "why")
+_EXPERT_KEYS = ("requests", "hits", "distinct")
+
+
+def run_json(run: Run, model: k3rs.Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a run. `options` are those of the command, beside the engine's own.
+
+    `seconds_per_token` and `tokens_per_s` are of the steps after the first, and null
+    where there was no other.
+    """
+    report = model.report()
+    decode_seconds, steps = run.decode_seconds, len(run.tokens) - 1
+    measured = steps > 0 and decode_seconds > 0
+    text = "".join(token.text for token in run.tokens)
+    return {
+        "model": _pick(model.facts["model"], _MODEL_KEYS),
+        "prompt_ids": run.prompt_ids,
+        "generated_ids": [token.id for token in run.tokens],
+        "text": None if model.tokenizer is None else text,
+        "stop_reason": run.stop_reason,
+        "options": {**model.facts["options"], **options},
+        "plan": _pick(model.plan, _PLAN_KEYS),
+        "time": {
+            "open_s": run.open_seconds,
+            "prefill_s": run.prefill_seconds,
+            "decode_s": decode_seconds,
+            "tokens_per_s": steps / decode_seconds if measured else None,
+            "seconds_per_token": decode_seconds / steps if measured else None,
+            "steps_s": [token.seconds for token in run.tokens],
+        },
+        "io": _pick(report["io"], _IO_KEYS),
+        "experts": _pick(report["experts"], _EXPERT_KEYS),
+        "memory": _pick(report["memory"], ("peak_rss_bytes",)),
+    }
+
+
+def summary(run: Run, model: k3rs.Model) -> str:
+    """The run in one line."""
+    report = model.report()
+    read = report["io"]["trunk_bytes_read"] + report["io"]["expert_bytes_read"]
+    words = [
+        f"prompt of {len(run.prompt_ids)} in {run.prefill_seconds:.2f} s",
+        f"{len(run.tokens)} tokens ({run.stop_reason})",
+    ]
+    if run.decode_seconds > 0:
+        words.append(f"{(len(run.tokens) - 1) / run.decode_seconds:.2f} tokens/s")
+    words.append(f"read {format_size(read)}, waiting {report['io']['read_wait_s']:.2f} s")
+    words.append(f"peak memory {format_size(report['memory']['peak_rss_bytes'])}")
+    return "; ".join(words)
+
+
+def _pick(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: facts[name] for name in names}

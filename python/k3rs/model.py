@@ -1,0 +1,256 @@
+"""An open model: config, memory plan, tokenizer and engine behind one door."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from k3rs import _k3rs
+from k3rs.checkpoint import DEFAULT_POSITIONS, load_tokenizer, require_directory
+from k3rs.exceptions import ConfigError, InputError, SessionError
+from k3rs.generation import Forward, GenerationOptions, Token, decode
+from k3rs.presets import request_memory
+from k3rs.sampling import Sampler
+from k3rs.session import Progress, Session, checked_ids
+from k3rs.tokenizer import Tokenizer
+
+__all__ = ["Model"]
+
+_END_OF_TEXT = "[EOS]"
+
+
+class Model:
+    """A checkpoint that is open for running. Made by `Model.open`; a context manager."""
+
+    def __init__(self, path: Path, engine: _k3rs.Engine, tokenizer: Tokenizer | None) -> None:
+        self._path = path
+        self._engine: _k3rs.Engine | None = engine
+        self._tokenizer = tokenizer
+        self._facts: dict[str, Any] = json.loads(engine.describe())
+        self._vocabulary_size: int = self._facts["model"]["vocab"]
+        if tokenizer is not None and tokenizer.vocabulary_size != self._vocabulary_size:
+            raise ConfigError(
+                f"{path}: expected a tokenizer with the {self._vocabulary_size} ids of the "
+                f"config's vocab_size, found {tokenizer.vocabulary_size}",
+                hint="take config.json, tiktoken.model and tokenizer_config.json from one release",
+            )
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        memory: str | int = "auto",
+        preset: str | None = None,
+        trunk_bytes: int | None = None,
+        cache_bytes: int | None = None,
+        threads: int | None = None,
+        backend: str = "auto",
+        trunk: str | os.PathLike[str] | None = None,
+        positions: int = DEFAULT_POSITIONS,
+        prefill_chunk: int | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> Self:
+        """Opens the checkpoint directory `path`: checks every file, then plans the memory.
+
+        Of the budget, give one: `memory` (`8GB`, a number of bytes, or `auto`), the
+        name of a `preset`, or `trunk_bytes` and `cache_bytes` by hand. `threads`
+        defaults to the physical cores, `backend` to the best instruction set of this
+        CPU. The plan makes room for `positions` positions of text, read in sweeps of
+        `prefill_chunk` tokens. None of these changes a bit of the output.
+
+        `tokenizer` saves loading the one of the checkpoint a second time.
+
+        Raises `CheckpointError`, `ConfigError`, `MemoryBudgetError` or `InputError`.
+        """
+        if trunk is not None:
+            raise InputError(
+                "expected no packed trunk, found one: this version streams the trunk from the "
+                "checkpoint itself",
+                hint="leave `trunk` out",
+            )
+        _require_positive(threads=threads, positions=positions, prefill_chunk=prefill_chunk)
+        request = request_memory(
+            memory, preset=preset, trunk_bytes=trunk_bytes, cache_bytes=cache_bytes
+        )
+        directory = require_directory(path)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(directory)
+        engine = _k3rs.Engine.open(
+            str(directory),
+            memory_bytes=request.memory_bytes,
+            trunk_bytes=request.trunk_bytes,
+            cache_bytes=request.cache_bytes,
+            positions=positions,
+            prefill_chunk=prefill_chunk,
+            threads=threads,
+            backend=backend,
+        )
+        return cls(directory, engine, tokenizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<k3rs.Model {str(self._path)!r}>"
+
+    def close(self) -> None:
+        """Lets go of the engine. Sessions that still exist keep its memory until they go."""
+        self._engine = None
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint directory."""
+        return self._path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The part of `config.json` that the model depends on."""
+        return MappingProxyType(self._facts["config"])
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """How the memory budget is divided."""
+        return MappingProxyType(self._facts["plan"])
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """`model`, `config`, `unknown_config_keys`, `options` as resolved, and `plan`."""
+        return MappingProxyType(self._facts)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Text to ids and back; `None` where the checkpoint brings no vocabulary."""
+        return self._tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a text: those of the config, and `[EOS]` of the tokenizer.
+
+        The released config names the end of a message only, while the model also
+        ends with `[EOS]`; both are needed.
+        """
+        ids = set(self._facts["config"]["eos_token_ids"])
+        if self._tokenizer is not None and _END_OF_TEXT in self._tokenizer.special_ids:
+            ids.add(self._tokenizer.special_ids[_END_OF_TEXT])
+        return frozenset(ids)
+
+    def report(self) -> Mapping[str, Any]:
+        """`io`, `experts` and `memory`, counted since the model was opened."""
+        report: dict[str, Any] = json.loads(self._open_engine().report())
+        return MappingProxyType(report)
+
+    def session(self) -> Session:
+        """A new, empty session. Sessions are independent of each other."""
+        return Session(self._open_engine().session(), self._vocabulary_size)
+
+    def encode(self, prompt: str | Sequence[int] | NDArray[np.integer[Any]]) -> list[int]:
+        """The ids of a prompt: text in text mode (nothing in it is special), or ids, checked."""
+        if not isinstance(prompt, str):
+            return checked_ids(prompt, self._vocabulary_size)
+        if self._tokenizer is None:
+            raise InputError(
+                f"{self._path}: expected a tokenizer for a prompt of text, found no tiktoken.model",
+                hint="give the prompt as token ids, or add the vocabulary files of the release",
+            )
+        if not prompt:
+            raise InputError("expected a prompt, found empty text", hint="write at least one word")
+        return checked_ids(self._tokenizer.encode(prompt), self._vocabulary_size)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        max_tokens: int = 16,
+        sampler: Sampler | None = None,
+        session: Session | None = None,
+        stop: str | Collection[str] = (),
+        stop_ids: Collection[int] | None = None,
+        incremental: bool = True,
+        progress: Progress | None = None,
+        on_logits: Callable[[NDArray[np.float32]], None] | None = None,
+    ) -> Iterator[Token]:
+        """Continues `prompt`, yielding each token as it is computed.
+
+        Greedy without a `sampler`. Generation ends after `max_tokens`, at an id of
+        `stop_ids` (`None`: the model's own; empty: none), or when a string of `stop`
+        appears in the text, which then ends before it. A `session` is continued from
+        where it stands and keeps the text; the last token yielded is not in it yet.
+        With `incremental=False` every step reads the whole text again in a fresh
+        session, which must give the same bits: a check, not a way to work.
+
+        `on_logits` receives the logits of every generated token.
+
+        Arguments are checked at the call: `InputError`. While iterating:
+        `NumericalFault` instead of a token made from NaN, `ReadError`, Ctrl-C.
+        """
+        prompt_ids = self.encode(prompt)
+        _require_positive(max_tokens=max_tokens)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self._tokenizer is None:
+            raise InputError(
+                "expected a tokenizer to look for stop strings, found none",
+                hint="stop at token ids instead",
+            )
+        if session is not None and not incremental:
+            raise InputError(
+                "expected either a session or `incremental=False`, found both",
+                hint="recomputing every step needs sessions of its own",
+            )
+        options = GenerationOptions(
+            max_tokens=max_tokens,
+            sampler=sampler or Sampler(),
+            stop_ids=self.stop_ids if stop_ids is None else frozenset(stop_ids),
+            stop=stops,
+            on_logits=on_logits,
+        )
+        if incremental:
+            session = session or self.session()
+            forward, first_position = _continue(session, progress), session.position
+        else:
+            forward, first_position = _recompute(self, progress), 0
+        return decode(forward, prompt_ids, self._tokenizer, options, first_position=first_position)
+
+    def _open_engine(self) -> _k3rs.Engine:
+        if self._engine is None:
+            raise SessionError("expected an open model, found a closed one", hint="open it again")
+        return self._engine
+
+
+def _continue(session: Session, progress: Progress | None) -> Forward:
+    def forward(ids: Sequence[int]) -> NDArray[np.float32]:
+        return session.forward(ids, progress=progress)
+
+    return forward
+
+
+def _recompute(model: Model, progress: Progress | None) -> Forward:
+    prefix: list[int] = []
+
+    def forward(ids: Sequence[int]) -> NDArray[np.float32]:
+        prefix.extend(ids)
+        return model.session().forward(prefix, progress=progress)
+
+    return forward
+
+
+def _require_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise InputError(
+                f"expected {name} to be at least 1, found {value}",
+                hint="leave it out for the default",
+            )

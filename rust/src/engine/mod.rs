@@ -1,0 +1,271 @@
+//! The engine owns files, weights in memory, threads and scratch; a session
+//! owns all that grows with its text.
+
+pub mod control;
+pub mod describe;
+pub mod footprint;
+pub mod report;
+pub mod session;
+mod sweep;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::format::catalog::Catalog;
+use crate::io::file::{Access, WeightFile};
+use crate::io::queue::ReadQueue;
+use crate::io::thread_queue::ThreadQueue;
+use crate::kernels::backend::Backend;
+use crate::model::binding::{BoundModel, bind};
+use crate::storage::expert_cache::{ExpertCache, slot_bytes};
+use crate::storage::host_memory;
+use crate::storage::memory_plan::{Budget, MemoryPlan, PlanRequest, TILE_BYTES};
+use crate::storage::trunk_stream::TrunkStream;
+
+pub use control::Control;
+pub use report::Report;
+pub use session::Session;
+pub use sweep::{Logits, RecordedRoutes, SweepOutput, Wanted};
+
+/// Reads in flight that keep common devices busy.
+const READER_THREADS: usize = 16;
+
+/// How to open a checkpoint.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// `None` takes what the machine and its control groups leave.
+    pub budget: Option<Budget>,
+    /// Positions that a session may reach without leaving the plan.
+    pub positions: usize,
+    /// Tokens of a chunk; `None` lets the plan decide.
+    pub chunk: Option<usize>,
+    /// Compute threads; `None` is one a core.
+    pub threads: Option<usize>,
+    /// Instruction set.
+    pub backend: Backend,
+    /// Direct or buffered reads.
+    pub access: Access,
+    /// Reader threads.
+    pub readers: usize,
+    /// Largest tile in bytes.
+    pub tile_bytes: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            budget: None,
+            positions: 4096,
+            chunk: None,
+            threads: None,
+            backend: Backend::available()[0],
+            access: Access::Auto,
+            readers: READER_THREADS,
+            tile_bytes: TILE_BYTES,
+        }
+    }
+}
+
+/// An open checkpoint.
+pub struct Engine {
+    catalog: Catalog,
+    files: Arc<Vec<WeightFile>>,
+    model: BoundModel,
+    plan: MemoryPlan,
+    budget_source: String,
+    backend: Backend,
+    threads: rayon::ThreadPool,
+    /// One sweep at a time: all sessions share the streams.
+    streams: Mutex<Streams>,
+}
+
+struct Streams {
+    trunk: TrunkStream,
+    experts: ExpertCache,
+}
+
+impl Engine {
+    /// Opens the checkpoint in `directory`, which is never written to.
+    ///
+    /// # Errors
+    /// [`Error::Config`] and [`Error::Checkpoint`] for what is not understood,
+    /// [`Error::MemoryBudget`] before anything is loaded, [`Error::Io`].
+    pub fn open(directory: &Path, options: &EngineOptions) -> Result<Engine> {
+        let catalog = Catalog::open(directory)?;
+        let files = open_files(&catalog, options.access)?;
+        let queue = Arc::new(ThreadQueue::new(Arc::clone(&files), options.readers)?);
+        Engine::with_queue(catalog, files, queue, options)
+    }
+
+    /// [`Engine::open`] over any read queue: the seam for simulated disks.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn with_queue(
+        catalog: Catalog,
+        files: Arc<Vec<WeightFile>>,
+        queue: Arc<dyn ReadQueue>,
+        options: &EngineOptions,
+    ) -> Result<Engine> {
+        let threads = build_threads(options.threads)?;
+        let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
+        let (plan, budget_source) =
+            plan_for(&catalog, &model, threads.current_num_threads(), options)?;
+        let trunk = TrunkStream::new(
+            Arc::clone(&queue),
+            &model.walk,
+            &plan.pinned,
+            model.head,
+            plan.ring_buffers.max(1),
+        )?;
+        let experts_per_layer = catalog.config.moe.as_ref().map_or(0, |moe| moe.experts);
+        let experts = ExpertCache::new(
+            queue,
+            Arc::new(catalog.experts.clone()),
+            catalog.config.layers.len(),
+            experts_per_layer,
+            plan.expert_slots,
+            slot_bytes(&catalog.experts, experts_per_layer),
+        )?;
+        Ok(Engine {
+            catalog,
+            files,
+            model,
+            plan,
+            budget_source,
+            backend: options.backend,
+            threads,
+            streams: Mutex::new(Streams { trunk, experts }),
+        })
+    }
+
+    /// What is in the checkpoint.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// How memory is divided.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Where the budget comes from, in words.
+    pub fn budget_source(&self) -> &str {
+        &self.budget_source
+    }
+
+    /// Instruction set in use.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Compute threads in use.
+    pub fn thread_count(&self) -> usize {
+        self.threads.current_num_threads()
+    }
+
+    /// Identifies the model: its config, the place of every trunk tensor and
+    /// the content of all small vectors. 16 hexadecimal digits.
+    pub fn fingerprint(&self) -> String {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(format!("{:?}", self.catalog.config).as_bytes());
+        for tensor in self.catalog.trunk() {
+            let shape = &tensor.shape;
+            hash.update(format!("{} {:?} {shape:?}", tensor.name, tensor.dtype).as_bytes());
+        }
+        hash.update(&self.model.vector_hash.to_le_bytes());
+        format!("{:016x}", hash.digest())
+    }
+
+    /// What was read and waited for since open.
+    pub fn report(&self) -> Report {
+        let streams = self.streams();
+        let (trunk, experts) = (streams.trunk.counters(), streams.experts.counters());
+        let buffered = self.files.iter().find(|file| !file.is_direct());
+        let why = match buffered.or(self.files.first()) {
+            Some(file) => file.why().to_owned(),
+            None => "there are no weight files".to_owned(),
+        };
+        Report {
+            io: report::IoReport {
+                trunk_bytes_read: trunk.bytes_read,
+                expert_bytes_read: experts.bytes_read,
+                read_wait_s: (trunk.wait + experts.wait).as_secs_f64(),
+                direct: buffered.is_none(),
+                why,
+            },
+            experts: report::ExpertReport {
+                requests: experts.requests,
+                hits: experts.hits,
+                distinct: experts.requests - experts.hits,
+            },
+            memory: report::MemoryReport { peak_rss_bytes: host_memory::peak_resident_bytes() },
+        }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        // Nothing in a stream can be half-changed by a panic elsewhere in a
+        // sweep: it restarts from any state.
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The plan that [`Engine::open`] would follow, without loading any tile.
+///
+/// # Errors
+/// As [`Engine::open`].
+pub fn plan(directory: &Path, options: &EngineOptions) -> Result<(MemoryPlan, String)> {
+    let catalog = Catalog::open(directory)?;
+    let files = open_files(&catalog, options.access)?;
+    let threads = build_threads(options.threads)?;
+    let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
+    plan_for(&catalog, &model, threads.current_num_threads(), options)
+}
+
+fn open_files(catalog: &Catalog, access: Access) -> Result<Arc<Vec<WeightFile>>> {
+    let files = catalog.files.iter().map(|shard| WeightFile::open(&shard.path, access));
+    Ok(Arc::new(files.collect::<Result<_>>()?))
+}
+
+fn build_threads(threads: Option<usize>) -> Result<rayon::ThreadPool> {
+    let count = threads.unwrap_or_else(host_memory::physical_cores);
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(count.max(1))
+        .thread_name(|index| format!("k3rs-{index}"))
+        .build()
+        .map_err(|error| {
+            Error::invalid(
+                format!("cannot start {count} compute threads: {error}"),
+                "choose fewer --threads, or raise the limit on processes (ulimit -u)",
+            )
+        })
+}
+
+fn plan_for(
+    catalog: &Catalog,
+    model: &BoundModel,
+    threads: usize,
+    options: &EngineOptions,
+) -> Result<(MemoryPlan, String)> {
+    let (budget, source) = match options.budget {
+        Some(budget) => (budget, "as asked for".to_owned()),
+        None => automatic_budget()?,
+    };
+    let footprint = footprint::of(catalog, model, threads, options);
+    let request = PlanRequest { budget, positions: options.positions, chunk: options.chunk };
+    Ok((MemoryPlan::new(&footprint, &request)?, source))
+}
+
+/// What the tightest limit leaves after a margin for everybody else.
+fn automatic_budget() -> Result<(Budget, String)> {
+    let Some(limit) = host_memory::available() else {
+        return Err(Error::invalid(
+            "this system does not tell how much memory is available",
+            "give the budget: --memory 8GB",
+        ));
+    };
+    let margin = (limit.bytes / 10).min(2 << 30);
+    let source = format!("{}, less a margin of {margin} bytes", limit.source);
+    Ok((Budget::Total(limit.bytes - margin), source))
+}

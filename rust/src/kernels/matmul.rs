@@ -1,0 +1,93 @@
+//! Products of a stored matrix with one or many tokens, rows split over threads.
+//!
+//! A row is never split, so the number of threads cannot change a bit.
+
+use rayon::prelude::*;
+
+use crate::kernels::backend::{Backend, Kind};
+use crate::kernels::matrix::Matrix;
+use crate::kernels::scalar;
+
+/// Stored bytes that one task multiplies: small enough that a core taken by
+/// another process costs its share and no more, large enough to hide the
+/// hand-over.
+const TASK_BYTES: usize = 256 << 10;
+
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::avx2;
+
+/// `out[row, token] = dot(matrix[row], x[token])` on this thread.
+///
+/// `x` is `[tokens, columns]`, `out` `[rows, tokens]`; the order inside a sum is
+/// the contract of [`scalar`].
+#[allow(unsafe_code)]
+pub fn dot_rows(backend: Backend, matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+    match backend.kind() {
+        Kind::Scalar => scalar::dot_rows(matrix, x, tokens, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a backend of this kind exists only after detection.
+        Kind::Avx2 => unsafe { avx2::dot_rows(matrix, x, tokens, out) },
+    }
+}
+
+/// `out[token] = sum over rows of factors[token, row] * matrix[row]` on this
+/// thread: `factors` is `[tokens, rows]`, `out` `[tokens, columns]`.
+#[allow(unsafe_code)]
+pub fn weighted_sum(
+    backend: Backend,
+    matrix: Matrix<'_>,
+    factors: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    match backend.kind() {
+        Kind::Scalar => scalar::weighted_sum(matrix, factors, tokens, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a backend of this kind exists only after detection.
+        Kind::Avx2 => unsafe { avx2::weighted_sum(matrix, factors, tokens, out) },
+    }
+}
+
+/// Rows of a task, so that it multiplies about [`TASK_BYTES`].
+pub fn task_rows(matrix: Matrix<'_>) -> usize {
+    let bytes = match matrix.weights() {
+        crate::kernels::matrix::Weights::Mxfp4 { packed, .. } => packed.len(),
+        crate::kernels::matrix::Weights::Bf16(bytes)
+        | crate::kernels::matrix::Weights::F32(bytes) => bytes.len(),
+    };
+    let row_bytes = (bytes / matrix.rows().max(1)).max(1);
+    (TASK_BYTES / row_bytes).max(1).next_multiple_of(16)
+}
+
+/// [`dot_rows`] over the threads of the current rayon pool.
+pub fn matmul_by_rows(
+    backend: Backend,
+    matrix: Matrix<'_>,
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    if out.is_empty() {
+        return;
+    }
+    let rows = task_rows(matrix);
+    out.par_chunks_mut(rows * tokens).enumerate().for_each(|(task, out)| {
+        let first = task * rows;
+        let last = first + out.len() / tokens;
+        dot_rows(backend, matrix.row_range(first..last), x, tokens, out);
+    });
+}
+
+/// Writes `by_rows`, `[rows, tokens]`, into columns `first..first + rows` of
+/// `out`, `[tokens, width]`.
+pub fn scatter_rows(by_rows: &[f32], tokens: usize, out: &mut [f32], width: usize, first: usize) {
+    let rows = by_rows.len() / tokens.max(1);
+    if tokens == 1 {
+        return out[first..first + rows].copy_from_slice(by_rows);
+    }
+    out.par_chunks_mut(width).enumerate().for_each(|(token, out)| {
+        for (row, out) in out[first..first + rows].iter_mut().enumerate() {
+            *out = by_rows[row * tokens + token];
+        }
+    });
+}

@@ -1,0 +1,106 @@
+//! MXFP4 (OCP Microscaling Formats v1.0): groups of 32 four-bit values (E2M1)
+//! that share one power of two (E8M0).
+//!
+//! Byte `j` of a row holds columns `2j` (low nibble) and `2j + 1` (high
+//! nibble). Swapping the two gives a model that runs and talks nonsense.
+//!
+//! A value times its scale has at most two significant bits, so it fits a
+//! bfloat16, subnormal scales included; products above the float32 range are
+//! infinite and scale byte 255 is NaN, both as the format has it.
+
+/// Columns that share a scale.
+pub const GROUP: usize = 32;
+
+/// Packed bytes of one group.
+pub const GROUP_BYTES: usize = GROUP / 2;
+
+/// The scale byte that the format defines as NaN.
+pub const SCALE_NAN: u8 = 255;
+
+/// The sixteen E2M1 values in the order of their codes.
+pub const VALUES: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// `2^(byte - 127)`, or NaN for 255.
+#[inline(always)]
+pub const fn scale(byte: u8) -> f32 {
+    match byte {
+        0 => f32::from_bits(1 << 22),
+        SCALE_NAN => f32::NAN,
+        _ => f32::from_bits((byte as u32) << 23),
+    }
+}
+
+/// Decodes one group into 32 floats in column order.
+#[inline(always)]
+pub fn decode_group(packed: &[u8; GROUP_BYTES], scale_byte: u8, out: &mut [f32; GROUP]) {
+    let scale = scale(scale_byte);
+    for (byte, pair) in packed.iter().zip(out.as_chunks_mut::<2>().0) {
+        pair[0] = VALUES[usize::from(byte & 0x0f)] * scale;
+        pair[1] = VALUES[usize::from(byte >> 4)] * scale;
+    }
+}
+
+/// For each scale byte, the high and the low byte of the sixteen scaled values
+/// as bfloat16: what a byte shuffle needs to decode and scale at once.
+#[repr(C, align(32))]
+pub(crate) struct ShuffleTables(pub(crate) [[[u8; 16]; 2]; 256]);
+
+pub(crate) static SHUFFLE_TABLES: ShuffleTables = ShuffleTables(shuffle_tables());
+
+const fn shuffle_tables() -> [[[u8; 16]; 2]; 256] {
+    let mut tables = [[[0; 16]; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut code = 0;
+        while code < 16 {
+            let bits = (VALUES[code] * scale(byte as u8)).to_bits();
+            tables[byte][0][code] = (bits >> 24) as u8;
+            tables[byte][1][code] = (bits >> 16) as u8;
+            code += 1;
+        }
+        byte += 1;
+    }
+    tables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nibbles_decode_low_first() {
+        let mut packed = [0; GROUP_BYTES];
+        for (j, byte) in packed.iter_mut().enumerate() {
+            let low = (2 * j % 16) as u8;
+            *byte = low | ((low + 1) << 4);
+        }
+        let mut out = [0.0; GROUP];
+        decode_group(&packed, 127, &mut out);
+        let twice: Vec<f32> = VALUES.iter().chain(&VALUES).copied().collect();
+        assert_eq!(
+            out.map(f32::to_bits).to_vec(),
+            twice.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn scales_follow_the_format() {
+        assert_eq!(scale(127), 1.0);
+        assert_eq!(scale(0), 2f32.powi(-127));
+        assert_eq!(scale(254), 2f32.powi(127));
+        assert!(scale(255).is_nan());
+    }
+
+    #[test]
+    fn every_scaled_value_fits_a_bfloat16() {
+        for byte in 0..=254u8 {
+            for (code, value) in VALUES.iter().enumerate() {
+                let exact = value * scale(byte);
+                let [high, low] = &SHUFFLE_TABLES.0[usize::from(byte)];
+                let bits = (u32::from(high[code]) << 24) | (u32::from(low[code]) << 16);
+                assert_eq!(bits, exact.to_bits(), "scale byte {byte}, code {code}");
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Gated multi-head latent attention, over the latents themselves.
+//!
+//! A head's keys and values are linear in the cached latent, so they are never
+//! made: the key half of `kv_b_proj` is absorbed into the query and its value
+//! half is applied to the weighted sum of latents. One position costs the same
+//! few floats for all heads, and one token or many take the same steps.
+//!
+//! There is no rotary embedding, yet the "rope" part of query and key takes
+//! part in every score and in its scale.
+//!
+//! **The two latent norms use an epsilon of 1e-6**, not the config's
+//! `rms_norm_eps`: the published model code builds them without passing it.
+//! Programs that use `rms_norm_eps` here differ visibly when latents are small.
+
+use rayon::prelude::*;
+
+use crate::error::Result;
+use crate::format::config::MlaConfig;
+use crate::kernels::backend::Backend;
+use crate::kernels::matmul::{dot_rows, weighted_sum};
+use crate::kernels::matrix::Matrix;
+use crate::kernels::rms_norm::rms_norm_in_place;
+use crate::kernels::situ_glu::sigmoid_gate;
+use crate::kernels::softmax::softmax_in_place;
+use crate::model::mla_cache::MlaCache;
+use crate::model::pass::Pass;
+use crate::model::weights::MlaWeights;
+
+/// Epsilon of the two latent norms in the published code.
+const LATENT_NORM_EPSILON: f32 = 1e-6;
+
+/// Queries (heads times tokens) that share one pass over the cache.
+const QUERIES_MAX: usize = 16;
+
+/// `x` `[tokens, hidden]`, normalised, to the attention's output of that shape;
+/// the chunk's latents are appended to `cache`.
+///
+/// # Errors
+/// [`crate::Error::Io`] when a tile cannot be read.
+pub fn forward(
+    config: &MlaConfig,
+    weights: &MlaWeights,
+    cache: &mut MlaCache,
+    x: &[f32],
+    pass: &mut Pass<'_>,
+) -> Result<Vec<f32>> {
+    let (tokens, backend) = (pass.tokens, pass.backend);
+    let query = match &weights.query_down {
+        Some((down, norm)) => {
+            let mut low = pass.matmul(down, x)?;
+            for low in low.chunks_exact_mut(norm.len()) {
+                rms_norm_in_place(backend, low, norm, LATENT_NORM_EPSILON);
+            }
+            pass.matmul(&weights.query, &low)?
+        }
+        None => pass.matmul(&weights.query, x)?,
+    };
+    let mut latents = pass.matmul(&weights.latent, x)?;
+    for row in latents.chunks_exact_mut(cache.width()) {
+        // The norm does not cover the shared key part behind the latent.
+        let latent = &mut row[..config.latent_dim];
+        rms_norm_in_place(backend, latent, &weights.latent_norm, LATENT_NORM_EPSILON);
+    }
+    cache.append(&latents);
+    let gate = weights.gate.as_ref().map(|gate| pass.matmul(gate, x)).transpose()?;
+    let attention = Attention { config, cache, query: &query, tokens, backend };
+    let mut out = vec![0.0; tokens * config.heads * config.value_dim];
+    let head_rows = config.nope_dim + config.value_dim;
+    pass.for_each_tile(&weights.expansion, |first_row, tile| {
+        attention.heads(first_row / head_rows, tile, &mut out);
+    })?;
+    if let Some(gate) = &gate {
+        let width = config.heads * config.value_dim;
+        let gates = gate.par_chunks(width);
+        out.par_chunks_mut(width)
+            .zip(gates)
+            .for_each(|(out, gate)| sigmoid_gate(backend, out, gate));
+    }
+    pass.matmul(&weights.output, &out)
+}
+
+struct Attention<'a> {
+    config: &'a MlaConfig,
+    cache: &'a MlaCache,
+    /// `[tokens, heads, nope + rope]`.
+    query: &'a [f32],
+    tokens: usize,
+    backend: Backend,
+}
+
+/// One head of one token.
+#[derive(Clone, Copy)]
+struct Query {
+    head: usize,
+    token: usize,
+}
+
+impl Attention<'_> {
+    /// All tokens of the heads whose keys and values `tile` expands, into
+    /// `out`, `[tokens, heads, value]`.
+    fn heads(&self, first_head: usize, tile: Matrix<'_>, out: &mut [f32]) {
+        let heads = tile.rows() / (self.config.nope_dim + self.config.value_dim);
+        let all =
+            (0..heads).flat_map(|head| (0..self.tokens).map(move |token| Query { head, token }));
+        let queries: Vec<Query> = all.collect();
+        let share = queries.len().div_ceil(2 * rayon::current_num_threads());
+        let results: Vec<Vec<f32>> = queries
+            .par_chunks(share.clamp(1, QUERIES_MAX))
+            .map(|queries| self.attend(queries, first_head, tile))
+            .collect();
+        let dim = self.config.value_dim;
+        let values = results.iter().flat_map(|values| values.chunks_exact(dim));
+        for (query, values) in queries.iter().zip(values) {
+            let start = (query.token * self.config.heads + first_head + query.head) * dim;
+            out[start..start + dim].copy_from_slice(values);
+        }
+    }
+
+    /// `[queries, value]`.
+    fn attend(&self, queries: &[Query], first_head: usize, tile: Matrix<'_>) -> Vec<f32> {
+        let config = self.config;
+        let (width, latent) = (self.cache.width(), config.latent_dim);
+        let (query_dim, head_rows) =
+            (config.nope_dim + config.rope_dim, config.nope_dim + config.value_dim);
+        let before = self.cache.positions() - self.tokens;
+        let mut absorbed = vec![0.0; queries.len() * width];
+        for (query, absorbed) in queries.iter().zip(absorbed.chunks_exact_mut(width)) {
+            let start = (query.token * config.heads + first_head + query.head) * query_dim;
+            let (nope, rope) = self.query[start..start + query_dim].split_at(config.nope_dim);
+            let first = query.head * head_rows;
+            let keys = tile.row_range(first..first + config.nope_dim);
+            weighted_sum(self.backend, keys, nope, 1, &mut absorbed[..latent]);
+            absorbed[latent..].copy_from_slice(rope);
+        }
+        let last = queries.iter().map(|query| query.token).max().unwrap_or(0);
+        let positions = before + last + 1;
+        let rows = Matrix::of_floats(positions, width, &self.cache.rows()[..positions * width]);
+        let mut scores = vec![0.0; positions * queries.len()];
+        dot_rows(self.backend, rows, &absorbed, queries.len(), &mut scores);
+        let factor = 1.0 / (query_dim as f64).sqrt();
+        let mut weights = vec![0.0; scores.len()];
+        for (i, (query, weights)) in
+            queries.iter().zip(weights.chunks_exact_mut(positions)).enumerate()
+        {
+            let visible = &mut weights[..before + query.token + 1];
+            for (position, weight) in visible.iter_mut().enumerate() {
+                *weight = scores[position * queries.len() + i];
+            }
+            softmax_in_place(self.backend, visible, factor);
+        }
+        weighted_sum(self.backend, rows, &weights, queries.len(), &mut absorbed);
+        let mut out = vec![0.0; queries.len() * config.value_dim];
+        let outputs = out.chunks_exact_mut(config.value_dim);
+        for ((query, mixed), out) in queries.iter().zip(absorbed.chunks_exact(width)).zip(outputs) {
+            let first = query.head * head_rows + config.nope_dim;
+            let values = tile.row_range(first..first + config.value_dim);
+            dot_rows(self.backend, values, &mixed[..latent], 1, out);
+        }
+        out
+    }
+}

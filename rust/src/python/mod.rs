@@ -1,0 +1,24 @@
+//! The Python module `k3rs._k3rs`: converts, calls, converts. No logic.
+
+mod engine;
+mod errors;
+mod gil;
+mod session;
+
+use pyo3::prelude::*;
+
+/// The compiled core of k3rs; private, use the package.
+#[pymodule]
+mod _k3rs {
+    use super::*;
+
+    #[pymodule_export]
+    use super::engine::{Engine, available_backends, inspect, plan};
+    #[pymodule_export]
+    use super::session::Session;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

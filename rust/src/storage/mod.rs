@@ -1,0 +1,7 @@
+//! What is resident and what streams.
+
+pub mod eviction;
+pub mod expert_cache;
+pub mod host_memory;
+pub mod memory_plan;
+pub mod trunk_stream;

@@ -1,0 +1,175 @@
+//! Every backend gives the bits of `scalar`, for every length, tail, alignment
+//! and number of tokens; a token's bits do not depend on its company.
+#![allow(missing_docs)]
+
+use _k3rs::kernels::backend::Backend;
+use _k3rs::kernels::matmul::{dot_rows, weighted_sum};
+use _k3rs::kernels::matrix::{Matrix, Weights};
+use proptest::prelude::*;
+
+/// Small deterministic generator: 64-bit xorshift*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn float(&mut self) -> f32 {
+        let unit = (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        unit * 2f32.powi((self.next() % 9) as i32 - 4)
+    }
+
+    fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.float()).collect()
+    }
+
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.next() as u8).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Bf16,
+    F32,
+    Mxfp4,
+}
+
+/// Stored bytes, shifted by `offset` so that no alignment can be relied upon.
+struct Stored {
+    form: Form,
+    bytes: Vec<u8>,
+    scales: Vec<u8>,
+    offset: usize,
+}
+
+impl Stored {
+    fn random(random: &mut Random, form: Form, rows: usize, columns: usize, offset: usize) -> Self {
+        let mut bytes = vec![0; offset];
+        let mut scales = vec![0; offset];
+        match form {
+            Form::F32 => {
+                bytes.extend(random.floats(rows * columns).iter().flat_map(|v| v.to_le_bytes()));
+            }
+            Form::Bf16 => bytes.extend(
+                random.floats(rows * columns).iter().flat_map(|v| v.to_le_bytes()[2..].to_vec()),
+            ),
+            Form::Mxfp4 => {
+                bytes.extend(random.bytes(rows * columns / 2));
+                scales.extend(random.bytes(rows * columns / 32).iter().map(|b| 110 + b % 30));
+            }
+        }
+        Stored { form, bytes, scales, offset }
+    }
+
+    fn matrix(&self, rows: usize, columns: usize) -> Matrix<'_> {
+        let bytes = &self.bytes[self.offset..];
+        let weights = match self.form {
+            Form::Bf16 => Weights::Bf16(bytes),
+            Form::F32 => Weights::F32(bytes),
+            Form::Mxfp4 => Weights::Mxfp4 { packed: bytes, scales: &self.scales[self.offset..] },
+        };
+        Matrix::new(rows, columns, weights)
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn check(form: Form, rows: usize, columns: usize, tokens: usize, offset: usize, seed: u64) {
+    let mut random = Random(seed | 1);
+    let stored = Stored::random(&mut random, form, rows, columns, offset);
+    let matrix = stored.matrix(rows, columns);
+    let padded = random.floats(tokens * columns + offset);
+    let x = &padded[offset..];
+    let factors = random.floats(tokens * rows);
+
+    let mut truth = vec![f32::NAN; rows * tokens];
+    dot_rows(Backend::SCALAR, matrix, x, tokens, &mut truth);
+    let mut summed_truth = vec![f32::NAN; tokens * columns];
+    weighted_sum(Backend::SCALAR, matrix, &factors, tokens, &mut summed_truth);
+
+    // The stored form must not matter: the same weights as plain floats.
+    let mut widened = vec![0.0; rows * columns];
+    for (row, values) in widened.chunks_exact_mut(columns.max(1)).enumerate() {
+        matrix.decode(row, 0, values);
+    }
+    let plain = Matrix::of_floats(rows, columns, &widened);
+
+    for backend in Backend::available() {
+        for matrix in [matrix, plain] {
+            let mut out = vec![f32::NAN; rows * tokens];
+            dot_rows(backend, matrix, x, tokens, &mut out);
+            assert_eq!(bits(&out), bits(&truth), "{backend:?} dot");
+            let mut out = vec![f32::NAN; tokens * columns];
+            weighted_sum(backend, matrix, &factors, tokens, &mut out);
+            assert_eq!(bits(&out), bits(&summed_truth), "{backend:?} weighted sum");
+        }
+        for token in 0..tokens {
+            let mut out = vec![f32::NAN; rows];
+            dot_rows(backend, matrix, &x[token * columns..][..columns], 1, &mut out);
+            let together: Vec<f32> = (0..rows).map(|row| truth[row * tokens + token]).collect();
+            assert_eq!(bits(&out), bits(&together), "{backend:?} token {token} alone");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn plain_forms(rows in 0usize..41, columns in 0usize..600, tokens in 0usize..9,
+                   offset in 0usize..5, seed: u64) {
+        check(Form::Bf16, rows, columns, tokens, offset, seed);
+        check(Form::F32, rows, columns, tokens, offset, seed);
+    }
+
+    #[test]
+    fn mxfp4(rows in 0usize..41, groups in 0usize..20, tokens in 0usize..9,
+             offset in 0usize..5, seed: u64) {
+        check(Form::Mxfp4, rows, groups * 32, tokens, offset, seed);
+    }
+}
+
+#[test]
+fn every_length_up_to_two_blocks() {
+    for columns in 0..=530 {
+        check(Form::Bf16, 5, columns, 4, columns % 3, 7 + columns as u64);
+    }
+}
+
+#[test]
+fn extreme_scales_agree() {
+    for scale in [0, 1, 2, 253, 254] {
+        let mut random = Random(99);
+        let mut stored = Stored::random(&mut random, Form::Mxfp4, 6, 320, 1);
+        stored.scales.fill(scale);
+        let x = random.floats(320);
+        let mut truth = vec![0.0; 6];
+        dot_rows(Backend::SCALAR, stored.matrix(6, 320), &x, 1, &mut truth);
+        for backend in Backend::available() {
+            let mut out = vec![0.0; 6];
+            dot_rows(backend, stored.matrix(6, 320), &x, 1, &mut out);
+            let both_nan =
+                |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            assert!(out.iter().zip(&truth).all(both_nan), "{scale}: {out:?} against {truth:?}");
+        }
+    }
+}
+
+#[test]
+fn a_scale_of_255_is_not_silently_zero() {
+    let mut random = Random(5);
+    let mut stored = Stored::random(&mut random, Form::Mxfp4, 2, 64, 0);
+    stored.scales[3] = 255;
+    for backend in Backend::available() {
+        let mut out = vec![0.0; 2];
+        dot_rows(backend, stored.matrix(2, 64), &random.floats(64), 1, &mut out);
+        assert!(!out[0].is_nan() && out[1].is_nan());
+    }
+}

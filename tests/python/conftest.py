@@ -1,0 +1,52 @@
+"""The fixture checkpoint and the `k3rs` command, as a user has them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import TIME_LIMIT_S, TINY_K3, Completed, Prompt, RunK3rs, command_environment
+
+import k3rs
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The directory of the fixture checkpoint."""
+    return TINY_K3 / "model"
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[Prompt]:
+    """The prompts of the fixture, the shortest first."""
+    expected = json.loads((TINY_K3 / "expected.json").read_text(encoding="utf-8"))
+    return [
+        Prompt(prompt["ids"], prompt["argmax"], prompt["greedy"]) for prompt in expected["prompts"]
+    ]
+
+
+@pytest.fixture(scope="session")
+def model(model_path: Path) -> Iterator[k3rs.Model]:
+    """The fixture checkpoint, open."""
+    with k3rs.Model.open(model_path, memory="1GB", threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_k3rs(tmp_path: Path) -> RunK3rs:
+    """Runs `python -m k3rs` with the given arguments, away from the source checkout."""
+
+    def run(*arguments: str | Path, **extra: str) -> Completed:
+        done = subprocess.run(
+            [sys.executable, "-m", "k3rs", *map(str, arguments)],
+            cwd=tmp_path,
+            env=command_environment(**extra),
+            capture_output=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+        return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run

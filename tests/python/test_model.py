@@ -1,0 +1,257 @@
+"""The Python interface on the fixture checkpoint, against the reference's values."""
+
+import itertools
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Prompt
+
+import k3rs
+from k3rs.exceptions import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    MemoryBudgetError,
+    SessionError,
+)
+
+
+def test_greedy_tokens_are_those_of_the_reference(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    for prompt in prompts:
+        tokens = model.generate(prompt.ids, max_tokens=len(prompt.greedy), stop_ids=())
+        assert [token.id for token in tokens] == prompt.greedy
+
+
+def test_the_largest_logit_is_that_of_the_reference_at_every_position(
+    model: k3rs.Model, prompts: list[Prompt]
+) -> None:
+    for prompt in prompts:
+        logits = model.session().forward(prompt.ids, all_positions=True)
+        assert logits.dtype == np.float32
+        assert logits.shape == (len(prompt.ids), model.config["vocab_size"])
+        assert logits.argmax(axis=1).tolist() == prompt.argmax
+
+
+def test_recomputing_every_step_gives_the_same_bits(
+    model: k3rs.Model, prompts: list[Prompt]
+) -> None:
+    rows: dict[bool, list[Any]] = {True: [], False: []}
+    for incremental, seen in rows.items():
+        tokens = model.generate(
+            prompts[-1].ids, max_tokens=4, incremental=incremental, on_logits=seen.append
+        )
+        assert [token.id for token in tokens] == prompts[-1].greedy[:4]
+    assert np.array_equal(np.stack(rows[True]), np.stack(rows[False]))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 32])
+def test_the_split_of_a_prompt_does_not_change_a_bit(
+    model: k3rs.Model, prompts: list[Prompt], chunk: int
+) -> None:
+    ids = prompts[-1].ids
+    whole = model.session().forward(ids, all_positions=True)
+    session = model.session()
+    parts = [
+        session.forward(ids[start : start + chunk], all_positions=True)
+        for start in range(0, len(ids), chunk)
+    ]
+    assert session.position == len(ids)
+    assert np.array_equal(np.concatenate(parts), whole)
+    assert np.array_equal(model.session().forward(ids), whole[-1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"threads": 2}, {"threads": 3}, {"backend": "scalar"}, {"prefill_chunk": 3}],
+    ids=str,
+)
+def test_the_way_of_computing_does_not_change_a_bit(
+    model: k3rs.Model, model_path: Path, prompts: list[Prompt], options: dict[str, Any]
+) -> None:
+    ids = prompts[-1].ids
+    with k3rs.Model.open(model_path, memory="1GB", **options) as other:
+        found = other.session().forward(ids, all_positions=True)
+    assert np.array_equal(found, model.session().forward(ids, all_positions=True))
+
+
+def test_sessions_of_one_model_are_independent(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    first, second = prompts[-1].ids, prompts[-2].ids
+    alone = [model.session().forward(ids) for ids in (first, second)]
+    sessions = [model.session(), model.session()]
+    together = [np.empty(0, dtype=np.float32)] * 2
+    for ids in itertools.zip_longest(first, second):
+        for place, token_id in enumerate(ids):
+            if token_id is not None:
+                together[place] = sessions[place].forward([token_id])
+    assert np.array_equal(together[0], alone[0])
+    assert np.array_equal(together[1], alone[1])
+
+
+def test_a_given_session_is_continued(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    prompt = prompts[-1]
+    session = model.session()
+    first = list(model.generate(prompt.ids, max_tokens=3, session=session, stop_ids=()))
+    assert session.position == len(prompt.ids) + 2
+    rest = list(model.generate([first[-1].id], max_tokens=3, session=session, stop_ids=()))
+    assert [token.id for token in first + rest] == prompt.greedy[:6]
+
+
+def test_reset_forgets_the_text(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    session = model.session()
+    session.forward(prompts[-1].ids)
+    session.reset()
+    assert session.position == 0
+    found = session.forward(prompts[-2].ids)
+    assert np.array_equal(found, model.session().forward(prompts[-2].ids))
+
+
+def test_capture_has_the_documented_shapes(
+    model: k3rs.Model, model_path: Path, prompts: list[Prompt]
+) -> None:
+    config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))["text_config"]
+    ids = prompts[-1].ids
+    plain = model.session().forward(ids)
+    logits, seen = model.session().forward(ids, capture=("hidden", "router"))
+    assert np.array_equal(logits, plain)
+    facts = model.facts["model"]
+    assert seen["hidden"].dtype == np.float32
+    assert seen["hidden"].shape == (facts["layers"], len(ids), facts["hidden"])
+    assert len(seen["router"]) == facts["layers"] - 1  # layer 0 is dense
+    for experts, weights in seen["router"]:
+        assert experts.shape == weights.shape
+        assert len(experts) == len(ids)
+        assert all(len(set(row)) == len(row) for row in experts.tolist())
+        # Renormalised, then scaled.
+        scale = np.full(len(ids), config["routed_scaling_factor"])
+        assert weights.sum(axis=1) == pytest.approx(scale, abs=1e-5)
+    _, only = model.session().forward(ids, capture=("router",))
+    assert list(only) == ["router"]
+
+
+def test_a_prompt_of_text_is_encoded_by_the_model(model: k3rs.Model) -> None:
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode("the quick fox")
+    from_ids = [token.id for token in model.generate(ids, max_tokens=4)]
+    tokens = list(model.generate("the quick fox", max_tokens=4))
+    assert [token.id for token in tokens] == from_ids
+    assert "".join(token.text for token in tokens) == model.tokenizer.decode(from_ids)
+
+
+def test_both_end_tokens_stop(model: k3rs.Model) -> None:
+    assert model.tokenizer is not None
+    end_of_text = model.tokenizer.special_ids["[EOS]"]
+    assert model.stop_ids == {end_of_text, *model.config["eos_token_ids"]}
+
+
+def test_generation_stops_at_a_stop_id(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    prompt = prompts[-1]
+    tokens = list(model.generate(prompt.ids, stop_ids={prompt.greedy[2]}))
+    last = prompt.greedy.index(prompt.greedy[2])
+    assert [token.id for token in tokens] == prompt.greedy[: last + 1]
+    assert tokens[-1].stop_reason == "stop"
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [0, 320], [2**70], [1.5], ["a"], np.array([-3])])
+def test_unusable_ids_are_refused_and_change_nothing(model: k3rs.Model, ids: Any) -> None:
+    session = model.session()
+    with pytest.raises(InputError, match=r"^expected at least one|^ids\[\d\]: expected"):
+        session.forward(ids)
+    with pytest.raises(InputError):
+        model.generate(ids)
+    assert session.position == 0
+
+
+def test_arguments_are_checked_at_the_call(model: k3rs.Model) -> None:
+    refused: list[dict[str, Any]] = [
+        {"max_tokens": 0},
+        {"stop": ("",)},
+        {"session": model.session(), "incremental": False},
+    ]
+    for arguments in refused:
+        with pytest.raises(InputError):
+            model.generate([1], **arguments)
+    with pytest.raises(InputError, match="found empty text"):
+        model.generate("")
+    with pytest.raises(InputError, match="found 'logits'"):
+        model.session().forward([1], capture=("logits",))  # type: ignore[arg-type]
+
+
+def test_numpy_ids_are_ids(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    ids = prompts[-1].ids
+    found = model.session().forward(np.array(ids, dtype=np.int32))
+    assert np.array_equal(found, model.session().forward(ids))
+
+
+def test_open_refuses_what_it_cannot_do(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="found nothing there"):
+        k3rs.Model.open(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="found a file"):
+        k3rs.Model.open(model_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        k3rs.Model.open(tmp_path)
+    with pytest.raises(InputError, match="threads"):
+        k3rs.Model.open(model_path, threads=0)
+    with pytest.raises((InputError, ConfigError), match="mmx"):
+        k3rs.Model.open(model_path, backend="mmx")
+    with pytest.raises(InputError, match="packed trunk"):
+        k3rs.Model.open(model_path, trunk=tmp_path)
+    with pytest.raises(MemoryBudgetError) as refused:
+        k3rs.Model.open(model_path, memory="1kB")
+    assert refused.value.minimum_bytes is not None
+    assert refused.value.minimum_bytes > 1000
+
+
+@pytest.mark.parametrize("name", ["with space", "Füße 世界", "trailing/"])
+def test_a_directory_may_have_any_name(
+    model_path: Path, tmp_path: Path, prompts: list[Prompt], name: str
+) -> None:
+    (tmp_path / name).symlink_to(model_path, target_is_directory=True)
+    with k3rs.Model.open(f"{tmp_path}/{name}", memory="1GB") as model:
+        tokens = model.generate(prompts[0].ids, max_tokens=2, stop_ids=())
+        assert [token.id for token in tokens] == prompts[0].greedy[:2]
+
+
+def test_a_closed_model_refuses_to_go_on(model_path: Path) -> None:
+    with k3rs.Model.open(model_path, memory="1GB") as model:
+        pass
+    with pytest.raises(SessionError, match="found a closed one"):
+        model.session()
+
+
+def test_progress_counts_the_layers(model: k3rs.Model) -> None:
+    layers = model.facts["model"]["layers"]
+    seen: list[tuple[int, int]] = []
+    model.session().forward([1, 2], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, layers) for done in range(1, layers + 1)]
+
+
+def test_an_interrupted_session_refuses_to_go_on_until_reset(model: k3rs.Model) -> None:
+    session = model.session()
+    after_layers: list[int] = []
+
+    def interrupt(done: int, _total: int) -> None:
+        after_layers.append(done)
+        if done == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        session.forward([1, 2, 3], progress=interrupt)
+    assert after_layers[-1] <= 3  # within one layer
+    with pytest.raises(SessionError):
+        session.forward([1])
+    session.reset()
+    assert np.array_equal(session.forward([1]), model.session().forward([1]))
+
+
+def test_plan_and_inspect_need_no_engine(model_path: Path) -> None:
+    facts = k3rs.plan(model_path, k3rs.MemoryRequest(memory_bytes=10**9), positions=64)
+    assert facts["plan"]["budget_bytes"] == 10**9
+    assert sum(entry["bytes"] for entry in facts["plan"]["entries"]) <= 10**9
+    assert 0 < facts["minimum_bytes"] <= 10**9
+    assert k3rs.inspect(model_path)
