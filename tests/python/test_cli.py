@@ -479,7 +479,7 @@ def test_the_installed_program_is_the_module(tmp_path: Path) -> None:
 
 def test_plan_divides_the_budget(run_k3rs: RunK3rs, model_path: Path) -> None:
     facts = run_k3rs("plan", model_path, "--memory", "1GB", "--json").facts
-    assert facts["plan"].keys() == RUN_KEYS["plan"]
+    assert facts["plan"].keys() >= RUN_KEYS["plan"]
     assert facts["plan"]["budget_bytes"] == 10**9
     assert sum(entry["bytes"] for entry in facts["plan"]["entries"]) <= 10**9
     table = run_k3rs("plan", model_path, "--memory", "1GB").stdout

@@ -3,7 +3,6 @@
 import itertools
 import json
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,12 @@ from k3rs.exceptions import (
     MemoryBudgetError,
     SessionError,
 )
+
+
+@pytest.fixture(scope="module")
+def long_ids(prompts: list[Prompt]) -> list[int]:
+    """Enough text to be interrupted in: about a second of work."""
+    return (prompts[-1].ids * 100)[:2000]
 
 
 def test_greedy_tokens_are_those_of_the_reference(model: k3rs.Model, prompts: list[Prompt]) -> None:
@@ -223,30 +228,44 @@ def test_a_closed_model_refuses_to_go_on(model_path: Path) -> None:
         model.session()
 
 
-def test_progress_counts_the_layers(model: k3rs.Model) -> None:
-    layers = model.facts["model"]["layers"]
+def test_progress_rises_to_the_layers_of_all_chunks(model: k3rs.Model, long_ids: list[int]) -> None:
     seen: list[tuple[int, int]] = []
-    model.session().forward([1, 2], progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, layers) for done in range(1, layers + 1)]
+    model.session().forward(long_ids, progress=lambda done, total: seen.append((done, total)))
+    done = [done for done, _ in seen]
+    (total,) = {total for _, total in seen}
+    assert total % model.facts["model"]["layers"] == 0
+    assert done == sorted(set(done))
+    assert 0 < done[0] <= done[-1] <= total
 
 
-def test_an_interrupted_session_refuses_to_go_on_until_reset(model: k3rs.Model) -> None:
+def test_an_interrupted_session_refuses_to_go_on_until_reset(
+    model: k3rs.Model, long_ids: list[int]
+) -> None:
     session = model.session()
-    after_layers: list[int] = []
+    calls: list[int] = []
 
     def interrupt(done: int, _total: int) -> None:
-        after_layers.append(done)
-        if done == 2:
+        calls.append(done)
+        if len(calls) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    assert threading.current_thread() is threading.main_thread()
     with pytest.raises(KeyboardInterrupt):
-        session.forward([1, 2, 3], progress=interrupt)
-    assert after_layers[-1] <= 3  # within one layer
+        session.forward(long_ids, progress=interrupt)
     with pytest.raises(SessionError):
         session.forward([1])
     session.reset()
+    assert session.position == 0
     assert np.array_equal(session.forward([1]), model.session().forward([1]))
+
+
+def test_an_error_in_a_progress_callback_is_the_callers(
+    model: k3rs.Model, long_ids: list[int]
+) -> None:
+    def fail(_done: int, _total: int) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        model.session().forward(long_ids, progress=fail)
 
 
 def test_plan_and_inspect_need_no_engine(model_path: Path) -> None:

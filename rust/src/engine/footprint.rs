@@ -10,10 +10,13 @@ use crate::storage::expert_cache::slot_bytes;
 use crate::storage::memory_plan::Footprint;
 
 /// Python with numpy, tokenizers and rich, and this library.
-const INTERPRETER_BYTES: u64 = 120 << 20;
+const INTERPRETER_BYTES: u64 = 110 << 20;
 
-/// A token of the vocabulary in the tokenizer.
+/// A token of the vocabulary in the tokenizer, while it is built.
 const TOKEN_BYTES: u64 = 1000;
+
+/// The file that the tokenizer is made from.
+const VOCABULARY_FILE: &str = "tiktoken.model";
 
 /// What a thread keeps besides its stack: allocator caches and kernel scratch.
 const THREAD_BYTES: u64 = 2 << 20;
@@ -28,8 +31,10 @@ pub fn of(
     let config = &catalog.config;
     let experts = config.moe.as_ref().map_or(0, |moe| moe.experts);
     let routed_layers = catalog.experts.layers().count();
+    let has_tokenizer = catalog.root.join(VOCABULARY_FILE).exists();
+    let tokenizer_bytes = if has_tokenizer { TOKEN_BYTES * config.vocab_size as u64 } else { 0 };
     Footprint {
-        process_bytes: INTERPRETER_BYTES + TOKEN_BYTES * config.vocab_size as u64,
+        process_bytes: INTERPRETER_BYTES + tokenizer_bytes,
         table_bytes: catalog.memory_bytes() as u64,
         vector_bytes: model.vector_bytes as u64,
         state_bytes: ModelState::fixed_bytes(config),

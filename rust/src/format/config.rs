@@ -187,7 +187,15 @@ impl ModelConfig {
     /// asks for a form of the model that is not implemented.
     pub fn read(path: &Path) -> Result<ConfigFile> {
         let text = std::fs::read(path).map_err(|source| Error::io("read", path, source))?;
-        config_reader::read(&text)
+        Self::parse(&text, path)
+    }
+
+    /// [`ModelConfig::read`] for text that is in memory; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Config`] as above.
+    pub fn parse(text: &[u8], path: &Path) -> Result<ConfigFile> {
+        config_reader::read(text)
             .map_err(|problems| Error::Config { path: path.to_owned(), problems })
     }
 }
