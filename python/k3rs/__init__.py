@@ -17,6 +17,7 @@ from k3rs.presets import PRESETS, MemoryRequest, Preset
 from k3rs.sampling import Sampler
 from k3rs.session import Session
 from k3rs.shipped_model import ShippedModel, shipped_model
+from k3rs.synth import synthesize
 from k3rs.text_stream import TextStream
 from k3rs.tokenizer import Tokenizer
 
@@ -38,4 +39,5 @@ __all__ = [
     "load_tokenizer",
     "plan",
     "shipped_model",
+    "synthesize",
 ]

@@ -1,15 +1,30 @@
 """The Rust core, as Python sees it. Private: use `k3rs` itself."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+__all__ = [
+    "Engine",
+    "Session",
+    "__version__",
+    "available_backends",
+    "bench",
+    "inspect",
+    "plan",
+    "replay_trace",
+    "synthesize",
+]
 
 __version__: str
 
 def available_backends() -> list[str]:
     """Instruction sets that this CPU can run, best first; `scalar` is always there."""
+
+def bench(*, threads: int | None = None, backend: str = "auto", quick: bool = False) -> str:
+    """Limits of the machine and the kernels beside them as JSON text."""
 
 def inspect(path: str) -> str:
     """Facts about a checkpoint directory as JSON text; reads headers only."""
@@ -25,6 +40,25 @@ def plan(
 ) -> str:
     """The memory plan as JSON text, without loading anything."""
 
+def synthesize(
+    directory: str,
+    *,
+    config: str | None = None,
+    layers: int | None = None,
+    experts: int | None = None,
+    vocabulary: int | None = None,
+    sparse: bool = False,
+    seed: int = 0,
+    progress: Callable[[int, int], Any] | None = None,
+) -> str:
+    """Writes a synthetic checkpoint; facts about it as JSON text."""
+
+def replay_trace(
+    requests: NDArray[np.uint32], slots: Sequence[int], first_counted: int
+) -> list[tuple[int, str, int]]:
+    """Cache size, policy and hits; `requests` is token, layer, expert, [n, 3]."""
+
+@final
 class Engine:
     """An open checkpoint."""
 
@@ -47,6 +81,7 @@ class Engine:
     def report(self) -> str:
         """JSON: `io`, `experts`, `memory` counted since open."""
 
+@final
 class Session:
     """One text: everything that grows with it."""
 

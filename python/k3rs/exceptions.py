@@ -61,6 +61,10 @@ class InputError(K3Error, ValueError):
     """An argument of a call is unusable: a token id out of range, text that has no encoding."""
 
 
+class TraceError(K3Error, ValueError):
+    """A file of expert requests is not what it should be, or not complete."""
+
+
 class SessionError(K3Error, RuntimeError):
     """A session cannot continue: it was interrupted in mid-sweep, or belongs to another model."""
 

@@ -16,7 +16,7 @@ from k3rs.exceptions import ConfigError, InputError, SessionError
 from k3rs.generation import Forward, GenerationOptions, Token, decode
 from k3rs.presets import request_memory
 from k3rs.sampling import Sampler
-from k3rs.session import Progress, Session, checked_ids
+from k3rs.session import Progress, Routes, Session, checked_ids
 from k3rs.tokenizer import Tokenizer
 
 __all__ = ["Model"]
@@ -182,6 +182,7 @@ class Model:
         incremental: bool = True,
         progress: Progress | None = None,
         on_logits: Callable[[NDArray[np.float32]], None] | None = None,
+        on_routes: Callable[[Routes], None] | None = None,
     ) -> Iterator[Token]:
         """Continues `prompt`, yielding each token as it is computed.
 
@@ -192,7 +193,8 @@ class Model:
         With `incremental=False` every step reads the whole text again in a fresh
         session, which must give the same bits: a check, not a way to work.
 
-        `on_logits` receives the logits of every generated token.
+        `on_logits` receives the logits of every generated token, `on_routes` what
+        `Session.forward` records as `router` for the ids of every step.
 
         Arguments are checked at the call: `InputError`. While iterating:
         `NumericalFault` instead of a token made from NaN, `ReadError`, Ctrl-C.
@@ -219,9 +221,9 @@ class Model:
         )
         if incremental:
             session = session or self.session()
-            forward, first_position = _continue(session, progress), session.position
+            forward, first_position = _continue(session, progress, on_routes), session.position
         else:
-            forward, first_position = _recompute(self, progress), 0
+            forward, first_position = _recompute(self, progress, on_routes), 0
         return decode(forward, prompt_ids, self._tokenizer, options, first_position=first_position)
 
     def _open_engine(self) -> _k3rs.Engine:
@@ -230,19 +232,27 @@ class Model:
         return self._engine
 
 
-def _continue(session: Session, progress: Progress | None) -> Forward:
+def _continue(
+    session: Session, progress: Progress | None, on_routes: Callable[[Routes], None] | None
+) -> Forward:
     def forward(ids: Sequence[int]) -> NDArray[np.float32]:
-        return session.forward(ids, progress=progress)
+        if on_routes is None:
+            return session.forward(ids, progress=progress)
+        logits, seen = session.forward(ids, capture=("router",), progress=progress)
+        on_routes(seen["router"])
+        return logits
 
     return forward
 
 
-def _recompute(model: Model, progress: Progress | None) -> Forward:
+def _recompute(
+    model: Model, progress: Progress | None, on_routes: Callable[[Routes], None] | None
+) -> Forward:
     prefix: list[int] = []
 
     def forward(ids: Sequence[int]) -> NDArray[np.float32]:
         prefix.extend(ids)
-        return model.session().forward(prefix, progress=progress)
+        return _continue(model.session(), progress, on_routes)(prefix)
 
     return forward
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from k3rs import _k3rs
 from k3rs.exceptions import InputError
 
-__all__ = ["Capture", "Captured", "Progress", "Session", "checked_ids"]
+__all__ = ["Capture", "Captured", "Progress", "Routes", "Session", "checked_ids"]
 
 Capture: TypeAlias = Literal["hidden", "router"]
 """What `Session.forward` can record."""
@@ -19,11 +19,15 @@ Progress: TypeAlias = Callable[[int, int], Any]
 """Called with the layers done and the layers in all, in the thread of the caller."""
 
 
+Routes: TypeAlias = list[tuple[NDArray[np.int32], NDArray[np.float32]]]
+"""For each routed layer expert ids and weights, both [ids, experts per token]."""
+
+
 class Captured(TypedDict, total=False):
     """What `Session.forward` recorded on request."""
 
     hidden: NDArray[np.float32]
-    router: list[tuple[NDArray[np.int32], NDArray[np.float32]]]
+    router: Routes
 
 
 _CAPTURES: Final = ("hidden", "router")

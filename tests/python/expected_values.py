@@ -109,9 +109,7 @@ def assert_close(found: Floats, expected: Floats, tolerance: float) -> None:
     assert bool((difference <= tolerance).all()), f"off by {difference.max()}"
 
 
-def assert_same_routes(
-    found: Sequence[Route], expected: Sequence[Route], tolerance: float
-) -> None:
+def assert_same_routes(found: Sequence[Route], expected: Sequence[Route], tolerance: float) -> None:
     """The same experts for every token of every layer, weights within the tolerance."""
     for (experts, weights), (expected_experts, expected_weights) in zip(
         found, expected, strict=True

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-from expected_values import Answers, assert_close, assert_same_routes, fixture_answers, observe
-from numpy.typing import NDArray
+from expected_values import (
+    Answers,
+    Observed,
+    assert_close,
+    assert_same_routes,
+    fixture_answers,
+    observe,
+)
 
 import k3rs
 
@@ -28,10 +33,11 @@ WEIGHT_TOLERANCE = 2e-6
 
 @dataclass(frozen=True)
 class Case:
-    """An open fixture and what is known about it."""
+    """An open fixture, what is known about its prompts, and what came out."""
 
     model: k3rs.Model
     answers: list[Answers]
+    found: list[Observed]
 
 
 @pytest.fixture(
@@ -43,37 +49,37 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     name, backend = request.param
     directory = FIXTURES / name
     with k3rs.Model.open(directory / "model", memory="1GB", backend=backend) as model:
-        yield Case(model, fixture_answers(directory))
+        answers = fixture_answers(directory)
+        yield Case(model, answers, [observe(model, known.ids) for known in answers])
 
 
-def test_the_values_of_a_prompt(case: Case) -> None:
-    for answers in case.answers:
-        found = observe(case.model, answers.ids)
-        if answers.router is not None:
-            assert_same_routes(found.router, answers.router, WEIGHT_TOLERANCE)
-        if answers.hidden is not None:
-            assert_close(found.hidden, answers.hidden, HIDDEN_TOLERANCE)
-        assert_close(found.logits, answers.logits, LOGITS_TOLERANCE)
-        assert found.logits.argmax(axis=1).tolist() == answers.argmax
+def test_logits_at_every_position(case: Case) -> None:
+    for found, known in zip(case.found, case.answers, strict=True):
+        assert_close(found.logits, known.logits, LOGITS_TOLERANCE)
+        assert found.logits.argmax(axis=1).tolist() == known.argmax
 
 
-def test_internals_of_one_prompt_are_known(case: Case) -> None:
-    layers = case.model.facts["model"]["layers"]
-    (answers,) = (answers for answers in case.answers if answers.hidden is not None)
-    assert answers.hidden is not None
-    assert len(answers.hidden) == layers
-    assert answers.router
-    assert len(answers.router) < layers
+def test_hidden_states_after_every_layer(case: Case) -> None:
+    ((found, expected),) = (
+        (found.hidden, known.hidden)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.hidden is not None
+    )
+    assert len(expected) == case.model.facts["model"]["layers"]
+    assert_close(found, expected, HIDDEN_TOLERANCE)
+
+
+def test_the_choice_of_experts(case: Case) -> None:
+    ((found, expected),) = (
+        (found.router, known.router)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.router is not None
+    )
+    assert expected
+    assert_same_routes(found, expected, WEIGHT_TOLERANCE)
 
 
 def test_greedy_tokens(case: Case) -> None:
-    for answers in case.answers:
-        tokens = case.model.generate(answers.ids, max_tokens=len(answers.greedy), stop_ids=())
-        assert [token.id for token in tokens] == answers.greedy
-
-
-def test_the_last_token_alone_has_the_logits_of_the_whole(case: Case) -> None:
-    for answers in case.answers:
-        session = case.model.session()
-        rows: list[NDArray[np.float32]] = [session.forward([token]) for token in answers.ids]
-        assert_close(np.stack(rows), answers.logits, LOGITS_TOLERANCE)
+    for known in case.answers:
+        tokens = case.model.generate(known.ids, max_tokens=len(known.greedy), stop_ids=())
+        assert [token.id for token in tokens] == known.greedy

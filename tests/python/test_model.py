@@ -84,6 +84,32 @@ def test_the_way_of_computing_does_not_change_a_bit(
     assert np.array_equal(found, model.session().forward(ids, all_positions=True))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trunk_bytes": 0},
+        {"trunk_bytes": 0, "cache_bytes": 0},
+        {"trunk_bytes": 500_000, "cache_bytes": 100_000},
+        {"memory": "smallest"},
+    ],
+    ids=str,
+)
+def test_what_stays_in_memory_does_not_change_a_bit(
+    model: k3rs.Model, model_path: Path, prompts: list[Prompt], options: dict[str, Any]
+) -> None:
+    prompt = prompts[-1]
+    positions = len(prompt.ids) + 6
+    if "memory" in options:
+        facts = k3rs.plan(model_path, k3rs.MemoryRequest(10**9), positions=positions)
+        options = {"memory": facts["minimum_bytes"]}
+    rows: list[list[Any]] = [[], []]
+    with k3rs.Model.open(model_path, positions=positions, **options) as other:
+        for opened, seen in zip((model, other), rows, strict=True):
+            tokens = opened.generate(prompt.ids, max_tokens=6, stop_ids=(), on_logits=seen.append)
+            assert [token.id for token in tokens] == prompt.greedy[:6]
+    assert np.array_equal(np.stack(rows[0]), np.stack(rows[1]))
+
+
 def test_sessions_of_one_model_are_independent(model: k3rs.Model, prompts: list[Prompt]) -> None:
     first, second = prompts[-1].ids, prompts[-2].ids
     alone = [model.session().forward(ids) for ids in (first, second)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from expected_values import (
     Answers,
+    Observed,
     assert_close,
     assert_same_routes,
     observe,
@@ -35,11 +36,12 @@ ERROR_RATIO_MAX = 1.5
 
 @dataclass(frozen=True)
 class Case:
-    """An open checkpoint and what is known about it."""
+    """An open checkpoint, what is known about its prompts, and what came out."""
 
     name: str
     model: k3rs.Model
     answers: list[Answers]
+    found: list[Observed]
 
 
 @pytest.fixture(
@@ -57,46 +59,55 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     if not directory.is_dir():
         pytest.skip(f"there is no {directory}")
     with k3rs.Model.open(directory / "model", memory="1GB", backend=backend) as model:
-        yield Case(name, model, oracle_answers(directory))
+        answers = oracle_answers(directory)
+        yield Case(name, model, answers, [observe(model, known.ids) for known in answers])
 
 
 def test_logits_at_every_position(case: Case) -> None:
-    for answers in case.answers:
-        found = observe(case.model, answers.ids)
-        assert_close(found.logits, answers.logits, LOGITS_TOLERANCE)
-        assert found.logits.argmax(axis=1).tolist() == answers.argmax
+    for found, known in zip(case.found, case.answers, strict=True):
+        assert_close(found.logits, known.logits, LOGITS_TOLERANCE)
+        assert found.logits.argmax(axis=1).tolist() == known.argmax
 
 
 def test_no_less_accurate_than_the_published_code(
     case: Case, record_property: Callable[[str, object], None]
 ) -> None:
-    for number, answers in enumerate(case.answers):
-        assert answers.truth is not None
-        ours = root_mean_square(observe(case.model, answers.ids).logits - answers.truth)
-        theirs = root_mean_square(answers.logits - answers.truth)
+    for number, (found, known) in enumerate(zip(case.found, case.answers, strict=True)):
+        assert known.truth is not None
+        ours = root_mean_square(found.logits - known.truth)
+        theirs = root_mean_square(known.logits - known.truth)
         record_property(f"{case.name}, prompt {number}: error ratio", round(ours / theirs, 3))
         print(f"{case.name}, prompt {number}: rms error {ours:.2e}, {ours / theirs:.2f} of theirs")
         assert ours <= ERROR_RATIO_MAX * theirs
 
 
 def test_greedy_tokens_and_their_logits(case: Case) -> None:
-    for answers in case.answers:
+    for known in case.answers:
         rows: list[NDArray[np.float32]] = []
         tokens = case.model.generate(
-            answers.ids, max_tokens=len(answers.greedy), stop_ids=(), on_logits=rows.append
+            known.ids, max_tokens=len(known.greedy), stop_ids=(), on_logits=rows.append
         )
-        assert [token.id for token in tokens] == answers.greedy
-        assert answers.greedy_logits is not None
-        assert_close(np.stack(rows), answers.greedy_logits, LOGITS_TOLERANCE)
+        assert len(known.greedy) == 24
+        assert [token.id for token in tokens] == known.greedy
+        assert known.greedy_logits is not None
+        assert_close(np.stack(rows), known.greedy_logits, LOGITS_TOLERANCE)
 
 
 def test_hidden_states_after_every_layer(case: Case) -> None:
-    (answers,) = (answers for answers in case.answers if answers.hidden is not None)
-    assert answers.hidden is not None
-    assert_close(observe(case.model, answers.ids).hidden, answers.hidden, HIDDEN_TOLERANCE)
+    ((found, expected),) = (
+        (found.hidden, known.hidden)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.hidden is not None
+    )
+    assert len(expected) == case.model.facts["model"]["layers"]
+    assert_close(found, expected, HIDDEN_TOLERANCE)
 
 
 def test_the_choice_of_experts(case: Case) -> None:
-    (answers,) = (answers for answers in case.answers if answers.router is not None)
-    assert answers.router is not None
-    assert_same_routes(observe(case.model, answers.ids).router, answers.router, WEIGHT_TOLERANCE)
+    ((found, expected),) = (
+        (found.router, known.router)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.router is not None
+    )
+    assert expected
+    assert_same_routes(found, expected, WEIGHT_TOLERANCE)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -98,6 +98,27 @@ class Console:
         )
         with bar:
             yield LayerProgress(bar)
+
+    @contextmanager
+    def step_progress(self, description: str) -> Iterator[Callable[[int, int], None] | None]:
+        """A callable for the steps done and the steps in all, if stderr is a terminal."""
+        if self._quiet or not _is_terminal(sys.stderr):
+            yield None
+            return
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=Terminal(file=sys.stderr),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        task = bar.add_task(description, total=None)
+        with bar:
+            yield lambda done, steps: bar.update(task, completed=done, total=steps)
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -32,6 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_inspect(commands)
     _add_presets(commands)
+    _add_bench(commands)
+    _add_trace(commands)
+    _add_synth(commands)
     return parser
 
 
@@ -84,8 +87,7 @@ def _add_budget(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-gb", metavar="Y", help="GB (10^9 bytes) of cached experts")
 
 
-def _add_compute(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("computing (no bit of the output depends on it)")
+def _add_processor(group: "argparse._ArgumentGroup | argparse.ArgumentParser") -> None:
     group.add_argument(
         "--threads", metavar="N", type=_count, help="compute threads (default: physical cores)"
     )
@@ -95,6 +97,11 @@ def _add_compute(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="instruction set (default: the best that the CPU has)",
     )
+
+
+def _add_compute(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("computing (no bit of the output depends on it)")
+    _add_processor(group)
     group.add_argument(
         "--prefill-chunk", metavar="N", type=_count, help="tokens per sweep of the prompt"
     )
@@ -142,6 +149,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="float32 logits of every generated step, .npy [N, vocab]",
     )
+    group.add_argument(
+        "--trace", metavar="PATH", help="expert requests, token by token, for `k3rs trace replay`"
+    )
     loudness = group.add_mutually_exclusive_group()
     loudness.add_argument("--quiet", action="store_true", help="no notes, progress or report")
     loudness.add_argument(
@@ -182,6 +192,70 @@ def _add_presets(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_json_switch(parser)
 
 
+def _add_synth(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(
+        commands, "synth", "write a checkpoint of the released layout without the released weights"
+    )
+    parser.add_argument("directory", metavar="DIR", help="a new or an empty directory")
+    parser.add_argument(
+        "--config", metavar="CONFIG_JSON", help="config of the model (default: the released one)"
+    )
+    parser.add_argument("--layers", metavar="N", type=_count, help="keep the first N layers")
+    parser.add_argument("--experts", metavar="N", type=_count, help="routed experts of a layer")
+    parser.add_argument("--vocab", metavar="N", type=_count, help="token ids, at least 320")
+    parser.add_argument(
+        "--sparse",
+        action="store_true",
+        help="leave the data as holes, which read as zeros and take no room (default: random "
+        "weights)",
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=int,
+        default=0,
+        help="the same seed gives the same weights (default: 0)",
+    )
+    _add_json_switch(parser)
+
+
+def _add_trace(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    actions = _add_command(
+        commands, "trace", "work with the expert requests that `generate --trace` wrote"
+    ).add_subparsers(dest="action", metavar="ACTION", required=True)
+    parser = _add_command(actions, "replay", "show what caches of other sizes would have hit")
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="what --trace wrote, or by the ending .u16 little-endian pairs (layer, expert)",
+    )
+    parser.add_argument(
+        "--slots",
+        metavar="N,N,...",
+        type=_counts,
+        help="experts in the cache (default: from an eighth to four times those of a token)",
+    )
+    parser.add_argument(
+        "--skip",
+        metavar="TOKENS",
+        type=_count_or_none,
+        default=0,
+        help="tokens that fill the cache but are not counted (default: 0)",
+    )
+    _add_json_switch(parser)
+
+
+def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = _add_command(
+        commands, "bench", "measure what this machine can do, and the kernels beside it"
+    )
+    _add_processor(parser)
+    parser.add_argument(
+        "--quick", action="store_true", help="only check that everything runs; the figures are bad"
+    )
+    _add_json_switch(parser)
+
+
 def _add_json_switch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
 
@@ -194,3 +268,11 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found `{text}`")
     return count
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)

@@ -33,6 +33,12 @@ impl Session {
         *self = Session::new(Arc::clone(&self.engine));
     }
 
+    /// Makes the session refuse to go on until it is reset: its caller did not
+    /// get the result of its last call.
+    pub fn abort(&mut self) {
+        self.aborted = true;
+    }
+
     /// Takes `ids` through the model, in chunks of the plan's size. Feeding
     /// them one by one, in pieces or at once gives the same bits.
     ///

@@ -61,7 +61,6 @@ impl Engine {
         let Streams { trunk, experts } = &mut *streams;
         self.threads.install(|| {
             trunk.begin_sweep(wanted.logits != Logits::None);
-            experts.begin_tokens(ids.len());
             let mut pass = Pass { backend: self.backend, trunk, experts, tokens: ids.len() };
             self.walk(state, ids, wanted, control, &mut pass)
         })

@@ -16,6 +16,10 @@ use crate::io::buffer::{AlignedBuffer, PAGE};
 /// Longest single read; the system call cannot do 2 GiB.
 const READ_BYTES_MAX: usize = 1 << 30;
 
+/// One positioned read, which may fall short: the system call, or what a
+/// simulated disk makes of it.
+pub(crate) type ReadAt<'a> = &'a mut dyn FnMut(&File, &mut [u8], u64) -> std::io::Result<usize>;
+
 /// How to open a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -103,18 +107,33 @@ impl WeightFile {
     /// # Panics
     /// If `out` is smaller than [`WeightFile::room_for`] `length`.
     pub fn read_around(&self, offset: u64, length: usize, out: &mut [u8]) -> Result<usize> {
+        self.read_around_by(&mut |file, out, offset| file.read_at(out, offset), offset, length, out)
+    }
+
+    /// [`WeightFile::read_around`] over any positioned read.
+    pub(crate) fn read_around_by(
+        &self,
+        read_at: ReadAt<'_>,
+        offset: u64,
+        length: usize,
+        out: &mut [u8],
+    ) -> Result<usize> {
         assert!(out.len() >= Self::room_for(length));
-        if let Some(direct) = &self.direct {
-            let start = (offset % direct.alignment as u64) as usize;
-            let wanted = start + length;
-            let whole = wanted.next_multiple_of(direct.alignment);
-            let first = offset - start as u64;
-            self.read_loop(&direct.file, first, wanted, &mut out[..whole], direct.alignment)?;
-            return Ok(start);
+        let Some(direct) = &self.direct else {
+            self.read_buffered(read_at, offset, &mut out[..length])?;
+            return Ok(0);
+        };
+        let start = (offset % direct.alignment as u64) as usize;
+        let wanted = start + length;
+        let whole = wanted.next_multiple_of(direct.alignment);
+        let first = offset - start as u64;
+        let done = self.read_direct(read_at, direct, first, wanted, &mut out[..whole])?;
+        if done < wanted {
+            // Not even one block arrived: the file ends here, or it is a short
+            // count that a direct read cannot continue from.
+            self.read_buffered(read_at, first + done as u64, &mut out[done..wanted])?;
         }
-        self.read_loop(&self.buffered, offset, length, &mut out[..length], 1)?;
-        self.drop_from_cache(offset, length);
-        Ok(0)
+        Ok(start)
     }
 
     /// Bytes that [`WeightFile::read_around`] may need for `length` bytes, at
@@ -123,37 +142,65 @@ impl WeightFile {
         length + 2 * PAGE
     }
 
-    /// Fills `out` from `offset` until `wanted` bytes are there. A short count
-    /// is continued from the last aligned byte that arrived.
-    fn read_loop(
+    /// Fills `out` from `offset` with whole blocks until `wanted` bytes are
+    /// there, and returns how many are: fewer when less than a block arrived.
+    /// A short count is continued from the last block that is complete.
+    fn read_direct(
         &self,
-        file: &File,
+        read_at: ReadAt<'_>,
+        direct: &Direct,
         offset: u64,
         wanted: usize,
         out: &mut [u8],
-        alignment: usize,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let mut done = 0;
         while done < wanted {
-            let end = out.len().min(done + READ_BYTES_MAX);
+            let count =
+                self.read_once(read_at, &direct.file, offset + done as u64, &mut out[done..])?;
+            if done + count >= wanted {
+                return Ok(wanted);
+            }
+            let blocks = count - count % direct.alignment;
+            if blocks == 0 {
+                break;
+            }
+            done += blocks;
+        }
+        Ok(done)
+    }
+
+    /// Fills `out` from `offset` through the page cache.
+    fn read_buffered(&self, read_at: ReadAt<'_>, offset: u64, out: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < out.len() {
             let position = offset + done as u64;
-            match file.read_at(&mut out[done..end], position) {
-                Ok(count) if done + count >= wanted => return Ok(()),
-                Ok(count) => {
-                    let aligned = count - count % alignment;
-                    if aligned == 0 {
-                        let kind = std::io::ErrorKind::UnexpectedEof;
-                        let message =
-                            format!("the file ended {} bytes early", wanted - done - count);
-                        return Err(self.read_error(position, std::io::Error::new(kind, message)));
-                    }
-                    done += aligned;
-                }
+            let count = self.read_once(read_at, &self.buffered, position, &mut out[done..])?;
+            if count == 0 {
+                let kind = std::io::ErrorKind::UnexpectedEof;
+                let message = format!("the file ended {} bytes early", out.len() - done);
+                return Err(self.read_error(position, std::io::Error::new(kind, message)));
+            }
+            done += count;
+        }
+        self.drop_from_cache(offset, out.len());
+        Ok(())
+    }
+
+    /// One read, again as long as a signal interrupts it.
+    fn read_once(
+        &self,
+        read_at: ReadAt<'_>,
+        file: &File,
+        position: u64,
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let length = out.len().min(READ_BYTES_MAX);
+        loop {
+            match read_at(file, &mut out[..length], position) {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.read_error(position, error)),
+                read => return read.map_err(|source| self.read_error(position, source)),
             }
         }
-        Ok(())
     }
 
     fn read_error(&self, offset: u64, source: std::io::Error) -> Error {

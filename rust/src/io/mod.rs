@@ -4,4 +4,5 @@ pub mod buffer;
 pub mod extent;
 pub mod file;
 pub mod queue;
+pub mod sim_queue;
 pub mod thread_queue;

@@ -2,12 +2,13 @@
 //! the disk. Caches, streams and the model above it are the same code over
 //! threads, a simulated disk or another kernel interface.
 
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::Sender;
 
 use crate::error::Result;
-use crate::io::buffer::AlignedBuffer;
+use crate::io::buffer::{AlignedBuffer, PAGE};
 use crate::io::extent::Extent;
-use crate::io::file::WeightFile;
+use crate::io::file::{ReadAt, WeightFile};
 
 /// How soon a read is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,19 +55,25 @@ pub trait ReadQueue: Send + Sync {
 pub fn room_for(extents: &[Extent]) -> usize {
     extents
         .iter()
-        .map(|extent| WeightFile::room_for(extent.length as usize).next_multiple_of(4096))
+        .map(|extent| WeightFile::room_for(extent.length as usize).next_multiple_of(PAGE))
         .sum()
 }
 
-/// Reads `request` from `files` on this thread.
-pub(crate) fn perform(files: &[WeightFile], mut request: ReadRequest) {
-    let starts = read_extents(files, &request.extents, &mut request.buffer);
+/// Reads `request` from `files` on this thread and answers it.
+pub(crate) fn perform(files: &[WeightFile], request: ReadRequest) {
+    perform_by(&mut |file, out, offset| file.read_at(out, offset), files, request);
+}
+
+/// [`perform`] over any positioned read.
+pub(crate) fn perform_by(read_at: ReadAt<'_>, files: &[WeightFile], mut request: ReadRequest) {
+    let starts = read_extents(read_at, files, &request.extents, &mut request.buffer);
     let completion = Completion { tag: request.tag, buffer: request.buffer, starts };
     // The requester may have given up, for example after another read's error.
     let _ = request.reply.send(completion);
 }
 
 fn read_extents(
+    read_at: ReadAt<'_>,
     files: &[WeightFile],
     extents: &[Extent],
     buffer: &mut AlignedBuffer,
@@ -76,8 +83,9 @@ fn read_extents(
     for extent in extents {
         let length = extent.length as usize;
         let file = &files[usize::from(extent.file.0)];
-        starts.push(first + file.read_around(extent.offset, length, &mut buffer[first..])?);
-        first += WeightFile::room_for(length).next_multiple_of(4096);
+        let out = &mut buffer[first..];
+        starts.push(first + file.read_around_by(read_at, extent.offset, length, out)?);
+        first += WeightFile::room_for(length).next_multiple_of(PAGE);
     }
     Ok(starts)
 }

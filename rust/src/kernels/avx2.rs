@@ -147,24 +147,24 @@ fn dot_plain<Row: PlainRow, const R: usize>(bytes: &[u8], x: &[f32], out: &mut [
 #[target_feature(enable = "avx2,fma")]
 fn dot_mxfp4<const R: usize>(matrix: Matrix<'_>, x: &[f32], out: &mut [f32; R]) {
     let Weights::Mxfp4 { packed, scales } = matrix.weights() else { unreachable!() };
-    let row_groups = matrix.columns() / GROUP;
+    let groups = matrix.columns() / GROUP;
+    let x = x.as_chunks::<GROUP>().0;
     let packed = packed.as_chunks::<GROUP_BYTES>().0;
-    assert!(packed.len() == R * row_groups && scales.len() == R * row_groups);
-    assert!(x.len() == row_groups * GROUP);
+    let packed: [_; R] = std::array::from_fn(|row| &packed[row * groups..][..groups]);
+    let scales: [_; R] = std::array::from_fn(|row| &scales[row * groups..][..groups]);
     let mut wide = [_mm256_setzero_pd(); R];
-    for first in (0..row_groups).step_by(BLOCK / GROUP) {
+    for first in (0..groups).step_by(BLOCK / GROUP) {
         let mut lanes = [_mm256_setzero_ps(); R];
-        for group in first..row_groups.min(first + BLOCK / GROUP) {
-            let x: [__m256; 4] = std::array::from_fn(|step| {
-                // SAFETY: four steps of eight columns are the 32 of the group.
-                unsafe { _mm256_loadu_ps(x.as_ptr().add(group * GROUP + step * LANES)) }
-            });
-            for (row, lanes) in lanes.iter_mut().enumerate() {
-                let index = row * row_groups + group;
-                let packed = &packed[index];
+        for group in first..groups.min(first + BLOCK / GROUP) {
+            let x = &x[group];
+            for row in 0..R {
+                let packed = &packed[row][group];
                 _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(PREFETCH_BYTES).cast());
-                for (weights, x) in decode_group(packed, scales[index]).into_iter().zip(x) {
-                    *lanes = _mm256_fmadd_ps(weights, x, *lanes);
+                let weights = decode_group(packed, scales[row][group]);
+                for (step, weights) in weights.into_iter().enumerate() {
+                    // SAFETY: four steps of eight columns are the 32 of the group.
+                    let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(step * LANES)) };
+                    lanes[row] = _mm256_fmadd_ps(weights, x, lanes[row]);
                 }
             }
         }

@@ -16,12 +16,14 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// done and `layers` in all.
 ///
 /// A signal handler's exception cancels the work and is raised once the work
-/// has stopped; so is an exception of `progress`.
+/// has stopped; so is an exception of `progress`. As the work may just have been
+/// completed, `on_interrupted` is called to take its effect back.
 pub(super) fn run<T: Send>(
     py: Python<'_>,
     progress: Option<&Bound<'_, PyAny>>,
     layers: usize,
     work: impl FnOnce(&Control) -> crate::Result<T> + Send,
+    on_interrupted: impl FnOnce(),
 ) -> PyResult<T> {
     let control = Control::default();
     let progress = progress.map(|callable| callable.clone().unbind());
@@ -58,8 +60,11 @@ pub(super) fn run<T: Send>(
         Ok(outcome) => outcome,
         Err(panic) => std::panic::resume_unwind(panic),
     };
-    match (interruption, outcome) {
-        (Some(error), _) => Err(error),
-        (None, outcome) => Ok(outcome?),
+    match interruption {
+        Some(error) => {
+            on_interrupted();
+            Err(error)
+        }
+        None => Ok(outcome?),
     }
 }

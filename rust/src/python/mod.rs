@@ -1,9 +1,12 @@
 //! The Python module `k3rs._k3rs`: converts, calls, converts. No logic.
 
+mod bench;
 mod engine;
 mod errors;
 mod gil;
 mod session;
+mod synth;
+mod trace;
 
 use pyo3::prelude::*;
 
@@ -13,9 +16,15 @@ mod _k3rs {
     use super::*;
 
     #[pymodule_export]
+    use super::bench::bench;
+    #[pymodule_export]
     use super::engine::{Engine, available_backends, inspect, plan};
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::synth::synthesize;
+    #[pymodule_export]
+    use super::trace::replay_trace;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,13 +1,13 @@
 //! `Session`: ids in, logits out.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use numpy::ndarray::{Array2, Array3};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::engine::{Engine, Logits, RecordedRoutes, SweepOutput, Wanted};
+use crate::engine::{Control, Engine, Logits, RecordedRoutes, SweepOutput, Wanted};
 use crate::error::Error;
 use crate::python::gil;
 
@@ -30,7 +30,7 @@ impl Session {
     /// Tokens that the state stands for.
     #[getter]
     fn position(&self) -> usize {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).position()
+        self.lock().position()
     }
 
     /// Takes ids through the model; see `k3rs.Session.forward`.
@@ -48,10 +48,9 @@ impl Session {
         let ids = ids.into_iter().map(token_id).collect::<crate::Result<Vec<u32>>>()?;
         let logits = if all_positions { Logits::Every } else { Logits::Last };
         let wanted = Wanted { logits, hidden: capture_hidden, routes: capture_router };
-        let output = gil::run(py, progress.as_ref(), self.layer_steps(ids.len()), |control| {
-            let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-            session.forward(&ids, wanted, control)
-        })?;
+        let sweep = |control: &Control| self.lock().forward(&ids, wanted, control);
+        let layers = self.layer_steps(ids.len());
+        let output = gil::run(py, progress.as_ref(), layers, sweep, || self.lock().abort())?;
         let SweepOutput { logits, hidden, routes } = output;
         let seen = PyDict::new(py);
         if capture_hidden {
@@ -70,11 +69,16 @@ impl Session {
 
     /// Back to the empty text.
     fn reset(&self) {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        self.lock().reset();
     }
 }
 
 impl Session {
+    fn lock(&self) -> MutexGuard<'_, crate::engine::Session> {
+        // A panic in a sweep leaves the session marked as aborted.
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Layers that taking `ids` ids takes, over all chunks.
     fn layer_steps(&self, ids: usize) -> usize {
         let layers = self.engine.catalog().config.layers.len();

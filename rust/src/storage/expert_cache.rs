@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::expert_table::ExpertTable;
 use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::Extent;
 use crate::io::queue::{Completion, ReadQueue, ReadRequest, Urgency, room_for};
-use crate::storage::eviction::{Candidate, Eviction};
+use crate::storage::eviction::Eviction;
 use crate::storage::trunk_stream::map_buffer;
 
 /// What the cache was asked for and what it read.
@@ -35,7 +35,7 @@ type Key = (usize, usize);
 enum Slot {
     Empty(AlignedBuffer),
     Filling(Key),
-    Held(Key, HeldExpert),
+    Held(HeldExpert),
 }
 
 struct HeldExpert {
@@ -52,10 +52,11 @@ pub struct ExpertCache {
     queue: Arc<dyn ReadQueue>,
     table: Arc<ExpertTable>,
     slots: Vec<Slot>,
+    /// Slots in the state `Empty`.
+    empty: Vec<usize>,
     slot_of: HashMap<Key, usize>,
-    held_per_layer: Vec<usize>,
     eviction: Eviction,
-    token: u64,
+    batch: Pending,
     reply: Sender<Completion>,
     replies: Receiver<Completion>,
     counters: ExpertCounters,
@@ -64,6 +65,13 @@ pub struct ExpertCache {
 /// The experts that a layer needs in this sweep, some of them under way.
 #[must_use = "reads are under way until the batch is finished"]
 pub struct ExpertBatch {
+    layer: usize,
+}
+
+/// What is left of the batch. It lives in the cache and not in the batch, so
+/// that a batch which is dropped unfinished leaves nothing behind.
+#[derive(Default)]
+struct Pending {
     layer: usize,
     /// Needed experts that were there, not used yet.
     present: VecDeque<usize>,
@@ -108,7 +116,8 @@ impl ExpertCache {
     /// `table`, for a model of `layers` layers with `experts` experts each.
     ///
     /// # Errors
-    /// When memory for a slot cannot be mapped.
+    /// [`Error::InvalidInput`] when memory for a slot cannot be mapped, or when
+    /// there are experts but no slot.
     pub fn new(
         queue: Arc<dyn ReadQueue>,
         table: Arc<ExpertTable>,
@@ -117,27 +126,27 @@ impl ExpertCache {
         slots: usize,
         slot_bytes: usize,
     ) -> Result<Self> {
+        if slots == 0 && table.expert_count() > 0 {
+            return Err(Error::invalid(
+                "a cache without slots cannot hold any of the model's experts",
+                "give the experts room for those of one token",
+            ));
+        }
         let (reply, replies) = channel();
-        let routed = table.layers().count();
         Ok(ExpertCache {
             queue,
             table,
             slots: (0..slots)
                 .map(|_| Ok(Slot::Empty(map_buffer(slot_bytes)?)))
                 .collect::<Result<_>>()?,
+            empty: (0..slots).rev().collect(),
             slot_of: HashMap::new(),
-            held_per_layer: vec![0; layers],
-            eviction: Eviction::new(layers, routed, experts, slots),
-            token: 0,
+            eviction: Eviction::new(std::iter::repeat_n(experts, layers)),
+            batch: Pending::default(),
             reply,
             replies,
             counters: ExpertCounters::default(),
         })
-    }
-
-    /// Tells the cache that `tokens` more tokens have begun.
-    pub fn begin_tokens(&mut self, tokens: usize) {
-        self.token += tokens as u64;
     }
 
     /// What was asked for and read since open.
@@ -147,10 +156,11 @@ impl ExpertCache {
 
     /// Starts reading what is missing of `experts` (each once) of `layer`.
     pub fn request(&mut self, layer: usize, experts: &[usize]) -> ExpertBatch {
+        self.settle();
         let (mut present, mut missing) = (VecDeque::new(), Vec::new());
+        self.eviction.visit(layer, experts);
         for expert in experts.iter().copied() {
             self.counters.requests += 1;
-            self.eviction.record(layer, expert, self.token);
             if self.slot_of.contains_key(&(layer, expert)) {
                 self.counters.hits += 1;
                 present.push_back(expert);
@@ -162,9 +172,9 @@ impl ExpertCache {
             let first = self.table.parts(layer, *expert)[0];
             (first.file, first.offset)
         });
-        let mut batch = ExpertBatch { layer, present, waiting: missing.into(), in_flight: 0 };
-        self.submit_waiting(&mut batch);
-        batch
+        self.batch = Pending { layer, present, waiting: missing.into(), in_flight: 0 };
+        self.submit_waiting();
+        ExpertBatch { layer }
     }
 
     /// Calls `use_expert` once for each expert of the batch: those that were
@@ -175,93 +185,87 @@ impl ExpertCache {
     /// waited for, so that the cache stays usable.
     pub fn finish(
         &mut self,
-        mut batch: ExpertBatch,
+        batch: ExpertBatch,
         mut use_expert: impl FnMut(usize, ExpertBytes<'_>) -> Result<()>,
     ) -> Result<()> {
-        let mut outcome = Ok(());
-        loop {
-            if outcome.is_ok() {
-                self.submit_waiting(&mut batch);
+        assert_eq!(batch.layer, self.batch.layer, "a batch is finished before the next request");
+        while let Some(arrived) = self.next_arrival() {
+            let used =
+                arrived.and_then(|expert| use_expert(expert, self.bytes((batch.layer, expert))));
+            if let Err(error) = used {
+                self.settle();
+                return Err(error);
             }
-            let expert = match batch.present.pop_front() {
-                Some(expert) => expert,
-                None if batch.in_flight > 0 => match self.receive(&mut batch) {
-                    Ok(expert) => expert,
-                    Err(error) => {
-                        outcome = outcome.and(Err(error));
-                        continue;
-                    }
-                },
-                None => return outcome,
-            };
-            if outcome.is_ok() {
-                outcome = use_expert(expert, self.bytes((batch.layer, expert)));
-            }
+            self.submit_waiting();
         }
+        assert!(self.batch.waiting.is_empty(), "with nothing in use, there is a slot to be had");
+        Ok(())
+    }
+
+    /// The next expert of the batch that can be used, `None` after the last. It
+    /// may leave its slot from now on, but not before the next submission.
+    fn next_arrival(&mut self) -> Option<Result<usize>> {
+        let arrived = match self.batch.present.pop_front() {
+            Some(expert) => Ok(expert),
+            None if self.batch.in_flight > 0 => self.receive(),
+            None => return None,
+        };
+        if let Ok(expert) = arrived {
+            self.eviction.release(self.batch.layer, expert);
+        }
+        Some(arrived)
+    }
+
+    /// Gives up what is left of the batch: nothing is under way and nothing in
+    /// use afterwards.
+    fn settle(&mut self) {
+        self.batch.waiting.clear();
+        // A read error will come up again when the expert is wanted.
+        while self.next_arrival().is_some() {}
     }
 
     fn bytes(&self, key: Key) -> ExpertBytes<'_> {
         match &self.slots[self.slot_of[&key]] {
-            Slot::Held(_, held) => {
+            Slot::Held(held) => {
                 held.parts.map(|(start, length)| &held.buffer[start..start + length])
             }
             Slot::Empty(_) | Slot::Filling(_) => unreachable!("only held experts are in the index"),
         }
     }
 
-    fn submit_waiting(&mut self, batch: &mut ExpertBatch) {
-        while let Some(expert) = batch.waiting.front().copied() {
-            let Some((slot, buffer)) = self.take_slot(batch) else { return };
-            batch.waiting.pop_front();
-            batch.in_flight += 1;
-            let (extents, _) = runs_of(&self.table.parts(batch.layer, expert));
-            self.slots[slot] = Slot::Filling((batch.layer, expert));
+    /// Submits reads, in disk order, while there are slots.
+    fn submit_waiting(&mut self) {
+        while let Some(expert) = self.batch.waiting.front().copied() {
+            let key = (self.batch.layer, expert);
+            let Some((slot, buffer)) = self.take_slot_for(key) else { return };
+            self.batch.waiting.pop_front();
+            self.batch.in_flight += 1;
+            let (extents, _) = runs_of(&self.table.parts(key.0, key.1));
             let (tag, reply) = (slot, self.reply.clone());
             self.queue.submit(ReadRequest { tag, extents, buffer, urgency: Urgency::Now, reply });
         }
     }
 
-    /// An empty slot, or one whose expert this batch does not need any more.
-    fn take_slot(&mut self, batch: &ExpertBatch) -> Option<(usize, AlignedBuffer)> {
-        let empty = self.slots.iter().position(|slot| matches!(slot, Slot::Empty(_)));
-        let slot = empty.or_else(|| self.victim(batch))?;
-        let filling = Slot::Filling((batch.layer, usize::MAX));
-        match std::mem::replace(&mut self.slots[slot], filling) {
+    /// A slot that was empty, or whose expert is not in use, with its buffer,
+    /// which is to be filled with the expert `key`.
+    fn take_slot_for(&mut self, key: Key) -> Option<(usize, AlignedBuffer)> {
+        let slot = self.empty.pop().or_else(|| {
+            let victim = self.eviction.victim()?;
+            self.slot_of.remove(&victim)
+        })?;
+        match std::mem::replace(&mut self.slots[slot], Slot::Filling(key)) {
             Slot::Empty(buffer) => Some((slot, buffer)),
-            Slot::Held(key, held) => {
-                self.slot_of.remove(&key);
-                self.held_per_layer[key.0] -= 1;
-                Some((slot, held.buffer))
-            }
+            Slot::Held(held) => Some((slot, held.buffer)),
             Slot::Filling(_) => unreachable!("a filling slot is neither empty nor a victim"),
         }
     }
 
-    fn victim(&self, batch: &ExpertBatch) -> Option<usize> {
-        let candidates: Vec<Candidate> = self
-            .slots
-            .iter()
-            .enumerate()
-            .filter_map(|(slot, state)| match state {
-                Slot::Held((layer, expert), _)
-                    if *layer != batch.layer || !batch.present.contains(expert) =>
-                {
-                    Some(Candidate { slot, layer: *layer, expert: *expert })
-                }
-                _ => None,
-            })
-            .collect();
-        let victim =
-            self.eviction.victim(batch.layer, &self.held_per_layer, self.token, &candidates)?;
-        Some(victim.slot)
-    }
-
     /// Waits for the next read of the batch and returns its expert.
-    fn receive(&mut self, batch: &mut ExpertBatch) -> Result<usize> {
+    fn receive(&mut self) -> Result<usize> {
         let started = Instant::now();
         let completion = self.replies.recv().expect("this cache holds a sender itself");
         self.counters.wait += started.elapsed();
-        batch.in_flight -= 1;
+        self.batch.in_flight -= 1;
         let slot = completion.tag;
         let Slot::Filling(key) = self.slots[slot] else {
             unreachable!("a completion belongs to a filling slot");
@@ -270,6 +274,7 @@ impl ExpertCache {
             Ok(starts) => starts,
             Err(error) => {
                 self.slots[slot] = Slot::Empty(completion.buffer);
+                self.empty.push(slot);
                 return Err(error);
             }
         };
@@ -280,9 +285,8 @@ impl ExpertCache {
             self.counters.bytes_read += parts[part].length;
             (starts[run] + offset, parts[part].length as usize)
         });
-        self.slots[slot] = Slot::Held(key, HeldExpert { buffer: completion.buffer, parts });
+        self.slots[slot] = Slot::Held(HeldExpert { buffer: completion.buffer, parts });
         self.slot_of.insert(key, slot);
-        self.held_per_layer[key.0] += 1;
         Ok(key.1)
     }
 }

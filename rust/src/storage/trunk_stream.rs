@@ -5,6 +5,10 @@
 //! ring of buffers that is refilled as soon as one is free, past the end of the
 //! sweep into the next one. There is no other way to a trunk weight: fully
 //! resident means that every tile is pinned.
+//!
+//! A tile is absent, being read, here, or failed. An error waits with its tile
+//! until the sweep arrives there, so that what a sweep reports does not depend
+//! on how far ahead the reads were.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +26,8 @@ pub type TileIndex = usize;
 /// What the stream has read and waited for since it was opened.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TrunkCounters {
-    /// Bytes of tiles that were read from files.
+    /// Bytes of tiles that were read from files, counted when a tile is used
+    /// (or given up), so that what is read ahead belongs to the next sweep.
     pub bytes_read: u64,
     /// Time in which the computation stood still for a tile.
     pub wait: Duration,
@@ -34,11 +39,14 @@ pub struct TrunkStream {
     tiles: Vec<Tile>,
     /// First tile that a sweep without logits leaves out.
     head: TileIndex,
+    /// Buffers of the ring that no tile has.
     free: Vec<AlignedBuffer>,
     ring_buffers: usize,
-    /// Submitted and not yet used, in the order of use.
+    /// Submitted and not yet visited, in the order of use: at most as many as
+    /// the ring has buffers.
     ahead: VecDeque<TileIndex>,
     next: NextRead,
+    sweep: Sweep,
     reply: Sender<Completion>,
     replies: Receiver<Completion>,
     counters: TrunkCounters,
@@ -47,12 +55,31 @@ pub struct TrunkStream {
 struct Tile {
     extent: Extent,
     pinned: bool,
-    held: Option<Held>,
+    state: TileState,
 }
 
-struct Held {
-    buffer: AlignedBuffer,
-    start: usize,
+enum TileState {
+    Absent,
+    Reading,
+    /// Its bytes start at `start`.
+    Here {
+        buffer: AlignedBuffer,
+        start: usize,
+    },
+    Failed(Error),
+}
+
+impl TileState {
+    /// The buffer of a tile that is here, which then is not here any more.
+    fn take_buffer(&mut self) -> Option<AlignedBuffer> {
+        match std::mem::replace(self, TileState::Absent) {
+            TileState::Here { buffer, .. } => Some(buffer),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
 }
 
 /// Where read-ahead goes on.
@@ -63,13 +90,21 @@ struct NextRead {
     in_next_sweep: bool,
 }
 
+/// How far the sweep is.
+#[derive(Clone, Copy)]
+struct Sweep {
+    next: TileIndex,
+    end: TileIndex,
+}
+
 impl TrunkStream {
     /// A stream over `tiles` of which those marked in `pinned` will stay;
     /// `head` is the first tile that only logits need. The ring has
-    /// `ring_buffers` buffers, each for the largest tile that passes it.
+    /// `ring_buffers` buffers (at least one), each for the largest tile that
+    /// passes it.
     ///
     /// # Errors
-    /// [`Error::Io`] when memory for the ring cannot be mapped.
+    /// [`Error::InvalidInput`] when memory for the ring cannot be mapped.
     pub fn new(
         queue: Arc<dyn ReadQueue>,
         tiles: &[Extent],
@@ -77,10 +112,16 @@ impl TrunkStream {
         head: TileIndex,
         ring_buffers: usize,
     ) -> Result<Self> {
+        assert_eq!(tiles.len(), pinned.len());
+        let ring_buffers = ring_buffers.max(1);
         let tiles: Vec<Tile> = tiles
             .iter()
             .zip(pinned)
-            .map(|(extent, pinned)| Tile { extent: *extent, pinned: *pinned, held: None })
+            .map(|(extent, pinned)| Tile {
+                extent: *extent,
+                pinned: *pinned,
+                state: TileState::Absent,
+            })
             .collect();
         let largest = tiles.iter().filter(|tile| !tile.pinned).map(|tile| room_for(&[tile.extent]));
         let free = match largest.max() {
@@ -88,54 +129,61 @@ impl TrunkStream {
             None => Vec::new(),
         };
         let (reply, replies) = channel();
-        let next = NextRead { tile: 0, end: tiles.len(), in_next_sweep: false };
-        let ahead = VecDeque::new();
-        let counters = TrunkCounters::default();
         Ok(TrunkStream {
             queue,
-            tiles,
             head,
             free,
             ring_buffers,
-            ahead,
-            next,
+            ahead: VecDeque::new(),
+            next: NextRead { tile: 0, end: tiles.len(), in_next_sweep: false },
+            sweep: Sweep { next: 0, end: tiles.len() },
+            tiles,
             reply,
             replies,
-            counters,
+            counters: TrunkCounters::default(),
         })
     }
 
     /// Starts a sweep, which visits every tile in order; without logits those
     /// from the output matrix on are left out.
     pub fn begin_sweep(&mut self, with_logits: bool) {
-        self.next.end = if with_logits { self.tiles.len() } else { self.head };
-        if !self.next.in_next_sweep {
+        // What was read past the end of a sweep is the beginning of this one,
+        // unless that sweep was given up before its end.
+        let read_already = self.next.in_next_sweep && self.sweep.next == self.sweep.end;
+        let end = if with_logits { self.tiles.len() } else { self.head };
+        self.sweep = Sweep { next: 0, end };
+        if read_already {
+            self.next = NextRead { end, in_next_sweep: false, ..self.next };
+        } else {
             self.restart(0);
         }
-        self.next.in_next_sweep = false;
-        self.read_ahead();
+        // A tile for which there is no memory now is tried again when visited.
+        let _ = self.read_ahead();
     }
 
     /// Calls `use_tile` with the bytes of `tile`, waiting for them if need be.
     ///
     /// # Errors
-    /// [`Error::Io`] when the tile could not be read; a later sweep tries again.
+    /// [`Error::Io`] when the tile could not be read, [`Error::InvalidInput`]
+    /// when there is no memory for it; a later sweep tries again.
+    ///
+    /// # Panics
+    /// If the sweep was begun without logits and does not go as far as `tile`.
     pub fn visit<R>(&mut self, tile: TileIndex, use_tile: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let length = self.tiles[tile].extent.length as usize;
-        if self.tiles[tile].held.is_none() {
-            if self.ahead.front() != Some(&tile) && !self.ahead.contains(&tile) {
-                self.restart(tile);
-                self.read_ahead();
-            }
-            let held = self.receive(tile)?;
-            self.tiles[tile].held = Some(held);
+        self.arrive(tile)?;
+        let Tile { extent, pinned, state } = &mut self.tiles[tile];
+        let TileState::Here { buffer, start } = state else {
+            let TileState::Failed(error) = std::mem::replace(state, TileState::Absent) else {
+                unreachable!("a tile that has been waited for is here or failed");
+            };
+            return Err(error);
+        };
+        let result = use_tile(&buffer[*start..*start + extent.length as usize]);
+        if !*pinned {
+            self.free.extend(state.take_buffer());
         }
-        let held = self.tiles[tile].held.as_ref().expect("held since the lines above");
-        let result = use_tile(&held.buffer[held.start..held.start + length]);
-        if !self.tiles[tile].pinned {
-            self.free.extend(self.tiles[tile].held.take().map(|held| held.buffer));
-        }
-        self.read_ahead();
+        self.sweep.next = tile + 1;
+        let _ = self.read_ahead();
         Ok(result)
     }
 
@@ -144,92 +192,94 @@ impl TrunkStream {
         self.counters
     }
 
-    /// Forgets what is under way and goes on reading at `tile`.
-    pub fn restart(&mut self, tile: TileIndex) {
-        while let Some(tile) = self.ahead.front().copied() {
-            // Only the buffer matters here; a read error will come up again
-            // when the tile is wanted.
-            if let Ok(held) = self.receive(tile) {
-                self.keep_or_free(tile, held);
+    /// Waits until `tile` is here or has failed, and takes it off the list of
+    /// those ahead.
+    fn arrive(&mut self, tile: TileIndex) -> Result<()> {
+        let Tile { pinned, state, .. } = &self.tiles[tile];
+        if self.ahead.front() != Some(&tile) {
+            if *pinned && matches!(state, TileState::Here { .. }) {
+                return Ok(());
             }
+            self.restart(tile);
+            self.read_ahead()?;
+            assert_eq!(self.ahead.front(), Some(&tile), "this sweep leaves the tile out");
         }
-        for index in 0..self.tiles.len() {
-            if !self.tiles[index].pinned {
-                self.free.extend(self.tiles[index].held.take().map(|held| held.buffer));
-            }
-        }
-        self.next.tile = tile;
-        self.next.in_next_sweep = false;
+        self.ahead.pop_front();
+        self.wait_for(tile);
+        Ok(())
     }
 
-    fn keep_or_free(&mut self, tile: TileIndex, held: Held) {
-        if self.tiles[tile].pinned {
-            self.tiles[tile].held = Some(held);
-        } else {
-            self.free.push(held.buffer);
+    /// Forgets what was read ahead, pinned tiles excepted, and goes on at `tile`
+    /// of this sweep.
+    fn restart(&mut self, tile: TileIndex) {
+        while let Some(ahead) = self.ahead.pop_front() {
+            self.wait_for(ahead);
+            // An error will come up again when the tile is wanted.
+            if let TileState::Failed(_) = self.tiles[ahead].state {
+                self.tiles[ahead].state = TileState::Absent;
+            }
         }
+        for tile in self.tiles.iter_mut().filter(|tile| !tile.pinned) {
+            self.free.extend(tile.state.take_buffer());
+        }
+        self.next = NextRead { tile, end: self.sweep.end, in_next_sweep: false };
     }
 
-    /// Waits until `tile` has arrived, keeping what arrives before it.
-    fn receive(&mut self, tile: TileIndex) -> Result<Held> {
-        loop {
-            if let Some(held) = self.tiles[tile].held.take() {
-                self.ahead.retain(|ahead| *ahead != tile);
-                return Ok(held);
-            }
+    /// Waits for the read of `tile`, which was ahead, and takes in what arrives
+    /// before it.
+    fn wait_for(&mut self, tile: TileIndex) {
+        while matches!(self.tiles[tile].state, TileState::Reading) {
             let started = Instant::now();
             let completion = self.replies.recv().expect("this stream holds a sender itself");
             self.counters.wait += started.elapsed();
-            let arrived = completion.tag;
-            match completion.starts {
-                Ok(starts) => {
-                    self.counters.bytes_read += self.tiles[arrived].extent.length;
-                    let held = Held { buffer: completion.buffer, start: starts[0] };
-                    self.tiles[arrived].held = Some(held);
-                }
+            let Tile { pinned, state, .. } = &mut self.tiles[completion.tag];
+            *state = match completion.starts {
+                Ok(starts) => TileState::Here { buffer: completion.buffer, start: starts[0] },
                 Err(error) => {
-                    self.ahead.retain(|ahead| *ahead != arrived);
-                    if !self.tiles[arrived].pinned {
+                    if !*pinned {
                         self.free.push(completion.buffer);
                     }
-                    if arrived == tile {
-                        return Err(error);
-                    }
+                    TileState::Failed(error)
                 }
-            }
+            };
+        }
+        if matches!(self.tiles[tile].state, TileState::Here { .. }) {
+            self.counters.bytes_read += self.tiles[tile].extent.length;
         }
     }
 
     /// Submits reads, in the order of use, while there are buffers.
-    fn read_ahead(&mut self) {
+    ///
+    /// # Errors
+    /// When there is no memory for a pinned tile; all before it are submitted.
+    fn read_ahead(&mut self) -> Result<()> {
         while self.ahead.len() < self.ring_buffers {
             if self.next.tile >= self.next.end {
                 if self.next.in_next_sweep {
-                    return;
+                    return Ok(());
                 }
                 // The next sweep may leave the output matrix out.
                 self.next = NextRead { tile: 0, end: self.head, in_next_sweep: true };
+                continue;
             }
             let tile = self.next.tile;
-            if self.tiles[tile].held.is_none() && !self.ahead.contains(&tile) {
-                let Some(buffer) = self.buffer_for(tile) else { return };
+            let Tile { extent, pinned, state } = &self.tiles[tile];
+            if matches!(state, TileState::Absent) {
+                let buffer = if *pinned { Some(map_buffer(room_for(&[*extent]))?) } else { None };
+                let Some(buffer) = buffer.or_else(|| self.free.pop()) else { return Ok(()) };
                 self.submit(tile, buffer);
+            } else if !*pinned {
+                // The ring holds the whole walk: this sweep has yet to use it.
+                return Ok(());
             }
             self.next.tile += 1;
         }
-    }
-
-    fn buffer_for(&mut self, tile: TileIndex) -> Option<AlignedBuffer> {
-        if self.tiles[tile].pinned {
-            // Without memory now the tile is read when it is waited for.
-            map_buffer(room_for(&[self.tiles[tile].extent])).ok()
-        } else {
-            self.free.pop()
-        }
+        Ok(())
     }
 
     fn submit(&mut self, tile: TileIndex, buffer: AlignedBuffer) {
         self.ahead.push_back(tile);
+        self.tiles[tile].state = TileState::Reading;
         self.queue.submit(ReadRequest {
             tag: tile,
             extents: vec![self.tiles[tile].extent],
@@ -240,6 +290,7 @@ impl TrunkStream {
     }
 }
 
+/// A buffer, or an error that says what to do.
 pub(crate) fn map_buffer(bytes: usize) -> Result<AlignedBuffer> {
     AlignedBuffer::new(bytes).map_err(|error| {
         Error::invalid(

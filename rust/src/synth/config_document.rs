@@ -49,7 +49,8 @@ impl ConfigDocument {
 
     /// Whether the image part is the released one, the only one whose tensors are known.
     pub fn has_released_images(&self) -> bool {
-        self.is_nested() && self.json.get("vision_config") == Some(&released::vision_config())
+        let key = "vision_config";
+        self.is_nested() && self.json.get(key) == released::config().get(key)
     }
 }
 

@@ -16,6 +16,7 @@ from k3rs.cli.console import Console
 from k3rs.cli.pending_file import LogitsFile, PendingFile
 from k3rs.cli.prompt import prompt_ids
 from k3rs.cli.run_report import Run, run_json, summary
+from k3rs.cli.trace_file import TraceFile
 
 __all__ = ["run"]
 
@@ -32,24 +33,36 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     tokenizer = k3rs.load_tokenizer(directory)
     ids = prompt_ids(arguments, tokenizer, directory)
     with ExitStack() as stack:
-        json_file = logits_file = None
+        json_file = logits_file = trace_file = None
         if arguments.json not in (None, _STDOUT):
             json_file = stack.enter_context(PendingFile(arguments.json))
         if arguments.logits is not None:
             logits_file = stack.enter_context(LogitsFile(arguments.logits))
+        if arguments.trace is not None:
+            trace_file = stack.enter_context(TraceFile(arguments.trace))
 
         started = time.perf_counter()
         model = stack.enter_context(_open(arguments, directory, tokenizer, len(ids)))
         result = Run(ids, open_seconds=time.perf_counter() - started)
         _show_details(model, console)
+        if trace_file is not None:
+            trace_file.begin(model)
         _generate(
-            result, model, arguments, sampler=sampler, console=console, logits_file=logits_file
+            result,
+            model,
+            arguments,
+            sampler=sampler,
+            console=console,
+            logits_file=logits_file,
+            trace_file=trace_file,
         )
 
         console.note(summary(result, model))
         facts = run_json(result, model, _options(arguments, sampler))
         if logits_file is not None:
             logits_file.commit()
+        if trace_file is not None:
+            trace_file.commit()
         if json_file is not None:
             json_file.write(json.dumps(facts, indent=2, ensure_ascii=False).encode() + b"\n")
             json_file.commit()
@@ -87,6 +100,7 @@ def _generate(
     sampler: k3rs.Sampler,
     console: Console,
     logits_file: LogitsFile | None,
+    trace_file: TraceFile | None,
 ) -> None:
     """Runs the decode loop into `result`; Ctrl-C ends it early."""
     printing = arguments.json != _STDOUT
@@ -99,6 +113,7 @@ def _generate(
             incremental=not arguments.no_incremental,
             progress=progress,
             on_logits=None if logits_file is None else logits_file.append,
+            on_routes=None if trace_file is None else trace_file.append,
         )
         try:
             for token in tokens:

@@ -1,6 +1,7 @@
 """`k3rs inspect`: what a checkpoint contains."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,8 +30,22 @@ def _lines(facts: Mapping[str, Any], indent: str) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield f"{indent}{name}"
             yield from _lines(value, indent + "  ")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield f"{indent}{name}"
+            yield from (f"{indent}  {line}" for line in _rows(value))
         else:
             yield f"{indent}{name:<{width}}  {_shown(name, value)}"
+
+
+def _rows(items: list[Mapping[str, Any]]) -> Iterator[str]:
+    """One line for each kind of item, with the number of its kind."""
+    kinds = Counter(
+        ", ".join(f"{name} {_shown(name, value)}" for name, value in item.items()) for item in items
+    )
+    for kind, count in list(kinds.items())[:_LONGEST_LIST]:
+        yield kind if count == 1 else f"{count} x {kind}"
+    if len(kinds) > _LONGEST_LIST:
+        yield f"... ({len(kinds) - _LONGEST_LIST} more)"
 
 
 def _shown(name: str, value: Any) -> str:

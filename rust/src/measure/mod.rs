@@ -1,0 +1,72 @@
+//! What this machine can do, and how close the kernels come to it.
+//!
+//! Speed is only meaningful beside a limit that was measured in the same run:
+//! a product with one token cannot be faster than reading its weights, one with
+//! many tokens not faster than the multipliers.
+
+pub mod kernels;
+pub mod limits;
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::kernels::backend::Backend;
+pub use kernels::KernelSpeed;
+pub use limits::Limits;
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// Bytes of the pool that weights are taken from; far more than the caches
+    /// hold, so that they come from memory as they do in a real token.
+    pub pool_bytes: usize,
+    /// Repetitions, of which the median counts.
+    pub repetitions: usize,
+}
+
+impl Effort {
+    /// Enough for figures that can be relied on.
+    pub const FULL: Effort = Effort { pool_bytes: 2 << 30, repetitions: 7 };
+    /// Enough to see that everything runs.
+    pub const CHECK: Effort = Effort { pool_bytes: 8 << 20, repetitions: 1 };
+}
+
+/// Limits and kernels of one run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measurement {
+    /// The machine.
+    pub limits: Limits,
+    /// The kernels beside it.
+    pub kernels: Vec<KernelSpeed>,
+    /// Cores that other work kept busy meanwhile, `None` where the system does
+    /// not tell. Above 0.1 the figures say little.
+    pub foreign_cpu: Option<f64>,
+}
+
+/// Measures limits and kernels with `threads` threads.
+///
+/// # Errors
+/// When the pool cannot be mapped or the threads not started.
+pub fn measure(backend: Backend, threads: usize, effort: Effort) -> Result<Measurement> {
+    let watch = limits::ForeignWork::start();
+    let bench = kernels::Bench::new(backend, threads, effort)?;
+    let limits = bench.limits();
+    let kernels = bench.kernels(&limits);
+    Ok(Measurement { limits, kernels, foreign_cpu: watch.busy_cores() })
+}
+
+/// Seconds of `work`, the median of `repetitions` runs after one to warm up.
+fn median_seconds(repetitions: usize, mut work: impl FnMut()) -> f64 {
+    work();
+    let mut seconds: Vec<f64> = (0..repetitions.max(1))
+        .map(|_| {
+            let started = Instant::now();
+            work();
+            started.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
