@@ -204,6 +204,9 @@ impl Cache {
 }
 
 proptest! {
+    // A failure prints its smallest case; no file is written.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn victims_are_residents_that_nobody_needs(
         capacity in 4_usize..40,

@@ -37,6 +37,7 @@ def plan(
     cache_bytes: int | None = None,
     positions: int = 4096,
     prefill_chunk: int | None = None,
+    threads: int | None = None,
 ) -> str:
     """The memory plan as JSON text, without loading anything."""
 

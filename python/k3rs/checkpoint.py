@@ -49,6 +49,7 @@ def plan(
     *,
     positions: int = DEFAULT_POSITIONS,
     prefill_chunk: int | None = None,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """How the budget of `request` would be divided, and the smallest one accepted.
 
@@ -63,6 +64,7 @@ def plan(
             cache_bytes=request.cache_bytes,
             positions=positions,
             prefill_chunk=prefill_chunk,
+            threads=threads,
         )
     )
     return facts

@@ -37,7 +37,7 @@ def synthesize(
     image tensors, which the text model never reads, are left out.
 
     `progress` is called with the steps done and the steps in all. Returns the facts about what
-    was written, `disk_bytes` among them. After an error, or Ctrl-C, nothing is left behind.
+    was written, `disk_bytes` among them. After an error, or Ctrl-C, nothing unfinished is left.
     """
     sizes = {"layers": layers, "experts": experts, "vocab": vocab}
     for name, size in sizes.items():
@@ -63,5 +63,5 @@ def _require(name: str, value: int, smallest: int, largest: int) -> None:
     if not smallest <= value <= largest:
         raise InputError(
             f"expected `{name}` from {smallest} to {largest}, found {value}",
-            hint="leave it out for the size of the config",
+            hint="leave it out for the default",
         )

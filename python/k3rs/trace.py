@@ -29,6 +29,7 @@ FIRST_LINE: Final = b"k3rs-trace 1"
 _VISIT: Final = re.compile(rb"[0-9]{1,9}(?: [0-9]{1,9}){2,}")
 _PAIR_BYTES: Final = 4
 _SHOWN_BYTES: Final = 40
+_SLOTS_MAX: Final = 10**12
 _DEFAULT_SHARES: Final = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 """Default cache sizes, in requests of a token."""
 
@@ -76,9 +77,10 @@ def replay(trace: Trace, slots: Sequence[int] | None = None, *, skip: int = 0) -
     if slots is None:
         width = len(trace.requests) / trace.tokens
         slots = sorted({max(1, round(share * width)) for share in _DEFAULT_SHARES})
-    if not slots or min(slots) < 1:
+    if not slots or min(slots) < 1 or max(slots) > _SLOTS_MAX:
         raise InputError(
-            f"expected cache sizes of at least 1 slot, found {list(slots)}",
+            f"expected cache sizes of at least 1 slot and at most {_SLOTS_MAX:,}, "
+            f"found {list(slots)}",
             hint="leave them out for the default",
         )
     if not 0 <= skip < trace.tokens:

@@ -16,7 +16,7 @@ import k3rs
 from k3rs.exceptions import SessionError
 
 # Tokens that take far longer than the test.
-LONG_TEXT = [1] * 1_000_000
+LONG_TEXT = [1] * 100_000
 NOTICED_WITHIN_S = 3.0
 
 
@@ -28,10 +28,14 @@ def interrupted(session: k3rs.Session) -> float:
         sent_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(0.2, interrupt)
-    timer.start()
+    timer = threading.Timer(0.1, interrupt)
+
+    def begin(_done: int, _total: int) -> None:
+        if timer.ident is None:
+            timer.start()
+
     with pytest.raises(KeyboardInterrupt):
-        session.forward(LONG_TEXT)
+        session.forward(LONG_TEXT, progress=begin)
     noticed_at = time.monotonic()
     timer.join()
     return noticed_at - sent_at[0]

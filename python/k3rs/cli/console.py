@@ -8,6 +8,9 @@ from typing import Any
 
 from rich import progress
 from rich.console import Console as Terminal
+from rich.console import ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.text import Text
 
 __all__ = ["Console", "LayerProgress", "print_error"]
 
@@ -19,29 +22,46 @@ def print_error(message: str, hint: str | None = None) -> None:
         _write(sys.stderr, f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
+class _Tail:
+    """The end of a growing text, as much as the terminal has room for above a bar."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def append(self, text: str) -> None:
+        """More of the text."""
+        self.text += text
+
+    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
+        lines = Text(self.text).wrap(console, options.max_width)
+        yield from lines[-max(1, console.size.height - 2) :]
+
+
 class LayerProgress:
-    """Shows how far a sweep over the layers is; does nothing where nobody looks."""
+    """Shows how far a sweep is and what the run has cost; nothing where nobody looks."""
 
     def __init__(self, bar: progress.Progress | None = None) -> None:
         self._bar = bar
+        self._cost: Callable[[], str] | None = None
+        self.tail: _Tail | None = None
+        """The answer until now, if it is shown here and not written to stdout yet."""
         if bar is not None:
-            self._task = bar.add_task("reading the prompt", total=None)
+            self._task = bar.add_task("reading the prompt", total=None, cost="")
+
+    def show_cost(self, cost: Callable[[], str]) -> None:
+        """`cost` says in a few words what the run has cost until now."""
+        self._cost = cost
 
     def __call__(self, layers_done: int, layers: int) -> None:
         """Called by the engine after each layer."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=layers_done, total=layers)
+            cost = "" if self._cost is None else self._cost()
+            self._bar.update(self._task, completed=layers_done, total=layers, cost=cost)
 
     def describe(self, text: str) -> None:
         """What is being computed."""
         if self._bar is not None:
-            self._bar.update(self._task, description=text)
-
-    def stop(self) -> None:
-        """Removes the bar, to make room for text on the same terminal."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            self._bar.update(self._task, description=text, completed=0)
 
 
 class Console:
@@ -56,9 +76,9 @@ class Console:
                 stream.reconfigure(errors="backslashreplace")
 
     @property
-    def shares_terminal(self) -> bool:
-        """Whether the answer appears where a progress bar would be drawn."""
-        return _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
+    def is_live(self) -> bool:
+        """Whether somebody watches stderr."""
+        return not self._quiet and _is_terminal(sys.stderr)
 
     def answer(self, text: str) -> None:
         """A piece of the answer, shown at once."""
@@ -81,28 +101,40 @@ class Console:
 
     @contextmanager
     def layer_progress(self) -> Iterator[LayerProgress]:
-        """A progress bar for sweeps, if stderr is a terminal."""
-        if self._quiet or not _is_terminal(sys.stderr):
+        """Progress of sweeps, if stderr is a terminal.
+
+        Where the answer appears on the same terminal it grows above the bar, and is
+        written to stdout at the end.
+        """
+        if not self.is_live:
             yield LayerProgress()
             return
+        terminal = Terminal(file=sys.stderr)
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
+            progress.BarColumn(bar_width=20),
             progress.MofNCompleteColumn(),
             progress.TextColumn("layers"),
             progress.TimeElapsedColumn(),
-            console=Terminal(file=sys.stderr),
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+            progress.TextColumn("{task.fields[cost]}"),
+            console=terminal,
         )
-        with bar:
-            yield LayerProgress(bar)
+        shown = LayerProgress(bar)
+        if not _is_terminal(sys.stdout):
+            with Live(bar, console=terminal, transient=True, redirect_stdout=False):
+                yield shown
+            return
+        shown.tail = _Tail()
+        try:
+            with Live(Group(shown.tail, bar), console=terminal, transient=True):
+                yield shown
+        finally:
+            self.answer(shown.tail.text)
 
     @contextmanager
     def step_progress(self, description: str) -> Iterator[Callable[[int, int], None] | None]:
         """A callable for the steps done and the steps in all, if stderr is a terminal."""
-        if self._quiet or not _is_terminal(sys.stderr):
+        if not self.is_live:
             yield None
             return
         bar = progress.Progress(

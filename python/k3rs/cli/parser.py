@@ -1,7 +1,7 @@
 """The arguments of every command, apart from what the commands do."""
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from k3rs._k3rs import __version__
 from k3rs.exceptions import InputError
@@ -10,6 +10,9 @@ __all__ = ["build_parser"]
 
 _MODEL_HELP = "directory with config.json and *.safetensors"
 _SHIPPED_HELP = f"{_MODEL_HELP} (default: the model that ships with k3rs)"
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,15 +41,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_command(
-    commands: "argparse._SubParsersAction[_Parser]", name: str, summary: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(
+def _add_command(commands: _Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )
+    return parser
 
 
-def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_generate(commands: _Commands) -> None:
     parser = _add_command(commands, "generate", "continue a prompt")
     parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
     prompt = parser.add_argument_group("prompt (one of)").add_mutually_exclusive_group(
@@ -159,7 +161,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_plan(commands: _Commands) -> None:
     parser = _add_command(commands, "plan", "show how a memory budget would be divided")
     parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
     _add_budget(parser)
@@ -178,21 +180,22 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
         default=4080,
         help="tokens of the prompt (default: 4080)",
     )
+    _add_processor(parser)
     _add_json_switch(parser)
 
 
-def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_inspect(commands: _Commands) -> None:
     parser = _add_command(commands, "inspect", "show what a checkpoint contains")
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     _add_json_switch(parser)
 
 
-def _add_presets(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_presets(commands: _Commands) -> None:
     parser = _add_command(commands, "presets", "list the named memory budgets")
     _add_json_switch(parser)
 
 
-def _add_synth(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_synth(commands: _Commands) -> None:
     parser = _add_command(
         commands, "synth", "write a checkpoint of the released layout without the released weights"
     )
@@ -219,7 +222,7 @@ def _add_synth(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_json_switch(parser)
 
 
-def _add_trace(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_trace(commands: _Commands) -> None:
     actions = _add_command(
         commands, "trace", "work with the expert requests that `generate --trace` wrote"
     ).add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -245,7 +248,7 @@ def _add_trace(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_json_switch(parser)
 
 
-def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_bench(commands: _Commands) -> None:
     parser = _add_command(
         commands, "bench", "measure what this machine can do, and the kernels beside it"
     )
@@ -260,13 +263,15 @@ def _add_json_switch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
 
 
-def _count(text: str) -> int:
+def _count(text: str, smallest: int = 1) -> int:
     try:
         count = int(text)
     except ValueError:
-        count = 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found `{text}`")
+        count = smallest - 1
+    if count < smallest:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least {smallest}, found `{text}`"
+        )
     return count
 
 
@@ -275,4 +280,4 @@ def _counts(text: str) -> list[int]:
 
 
 def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    return _count(text, smallest=0)

@@ -1,14 +1,16 @@
 """What a run did: as JSON for a program, and in a line for a person."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 import k3rs
 from k3rs.generation import StopReason
 from k3rs.sizes import format_size
 
-__all__ = ["Run", "run_json", "summary"]
+__all__ = ["LiveCost", "Run", "run_json", "summary"]
 
 
 @dataclass(slots=True)
@@ -83,19 +85,59 @@ def run_json(run: Run, model: k3rs.Model, options: Mapping[str, Any]) -> dict[st
     }
 
 
-def summary(run: Run, model: k3rs.Model) -> str:
-    """The run in one line."""
+def summary(run: Run, model: k3rs.Model) -> Iterator[str]:
+    """The run in two lines: how long it took, and what bounded it."""
     report = model.report()
-    read = report["io"]["trunk_bytes_read"] + report["io"]["expert_bytes_read"]
+    io, experts = report["io"], report["experts"]
     words = [
         f"prompt of {len(run.prompt_ids)} in {run.prefill_seconds:.2f} s",
         f"{len(run.tokens)} tokens ({run.stop_reason})",
     ]
     if run.decode_seconds > 0:
-        words.append(f"{(len(run.tokens) - 1) / run.decode_seconds:.2f} tokens/s")
-    words.append(f"read {format_size(read)}, waiting {report['io']['read_wait_s']:.2f} s")
-    words.append(f"peak memory {format_size(report['memory']['peak_rss_bytes'])}")
-    return "; ".join(words)
+        words.append(_pace((len(run.tokens) - 1) / run.decode_seconds))
+    yield "; ".join(words)
+    read = io["trunk_bytes_read"] + io["expert_bytes_read"]
+    seconds = sum(token.seconds for token in run.tokens)
+    resident = 1 - io["trunk_bytes_read"] / max(1, io["trunk_bytes_used"])
+    cached = experts["hits"] / max(1, experts["requests"])
+    yield (
+        f"found in memory: {resident:.1%} of the trunk, {cached:.1%} of the experts; "
+        f"read {format_size(read)}, waiting for it {io['read_wait_s'] / max(seconds, 1e-9):.0%} "
+        f"of the time; peak memory {format_size(report['memory']['peak_rss_bytes'])}"
+    )
+
+
+class LiveCost:
+    """What a run has cost until now, in a few words: bytes, rates, and time to go."""
+
+    def __init__(self, model: k3rs.Model, run: Run, max_tokens: int) -> None:
+        self._model = model
+        self._run = run
+        self._max_tokens = max_tokens
+        self._started = time.perf_counter()
+
+    def __call__(self) -> str:
+        """The words, as of now."""
+        report = self._model.report()
+        io, experts = report["io"], report["experts"]
+        elapsed = max(time.perf_counter() - self._started, 1e-9)
+        read = io["trunk_bytes_read"] + io["expert_bytes_read"]
+        words = [f"read {format_size(read)}", f"{format_size(read / elapsed)}/s"]
+        if experts["requests"]:
+            words.append(f"{experts['hits'] / experts['requests']:.0%} of experts cached")
+        steps = len(self._run.tokens) - 1
+        if steps > 0 and self._run.decode_seconds > 0:
+            pace = steps / self._run.decode_seconds
+            left = (self._max_tokens - len(self._run.tokens)) / pace
+            words += [_pace(pace), f"{timedelta(seconds=round(left))} to go"]
+        return ", ".join(words)
+
+
+def _pace(tokens_per_second: float) -> str:
+    """Tokens a second, or seconds a token where that is the readable number."""
+    if tokens_per_second >= 1:
+        return f"{tokens_per_second:.2f} tokens/s"
+    return f"{1 / tokens_per_second:.2f} s/token"
 
 
 def _pick(facts: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ use crate::io::queue::ReadQueue;
 use crate::io::thread_queue::ThreadQueue;
 use crate::kernels::backend::Backend;
 use crate::model::binding::{BoundModel, bind};
+use crate::storage::counters::Counters;
 use crate::storage::expert_cache::{ExpertCache, slot_bytes};
 use crate::storage::host_memory;
 use crate::storage::memory_plan::{Budget, MemoryPlan, PlanRequest, TILE_BYTES};
@@ -78,6 +79,8 @@ pub struct Engine {
     threads: rayon::ThreadPool,
     /// One sweep at a time: all sessions share the streams.
     streams: Mutex<Streams>,
+    /// Of the trunk and of the experts; readable while a sweep runs.
+    counters: [Arc<Counters>; 2],
 }
 
 struct Streams {
@@ -136,6 +139,7 @@ impl Engine {
             budget_source,
             backend: options.backend,
             threads,
+            counters: [Arc::clone(trunk.counters()), Arc::clone(experts.counters())],
             streams: Mutex::new(Streams { trunk, experts }),
         })
     }
@@ -178,10 +182,9 @@ impl Engine {
         format!("{:016x}", hash.digest())
     }
 
-    /// What was read and waited for since open.
+    /// What was read and waited for since open; does not wait for a sweep.
     pub fn report(&self) -> Report {
-        let streams = self.streams();
-        let (trunk, experts) = (streams.trunk.counters(), streams.experts.counters());
+        let [trunk, experts] = self.counters.each_ref().map(|counters| counters.totals());
         let buffered = self.files.iter().find(|file| !file.is_direct());
         let why = match buffered.or(self.files.first()) {
             Some(file) => file.why().to_owned(),
@@ -189,16 +192,17 @@ impl Engine {
         };
         Report {
             io: report::IoReport {
-                trunk_bytes_read: trunk.bytes_read,
-                expert_bytes_read: experts.bytes_read,
+                trunk_bytes_read: trunk.trunk_bytes_read,
+                trunk_bytes_used: trunk.trunk_bytes_used,
+                expert_bytes_read: experts.expert_bytes_read,
                 read_wait_s: (trunk.wait + experts.wait).as_secs_f64(),
                 direct: buffered.is_none(),
                 why,
             },
             experts: report::ExpertReport {
-                requests: experts.requests,
-                hits: experts.hits,
-                distinct: experts.requests - experts.hits,
+                requests: experts.expert_requests,
+                hits: experts.expert_hits,
+                distinct: experts.expert_requests - experts.expert_hits,
             },
             memory: report::MemoryReport { peak_rss_bytes: host_memory::peak_resident_bytes() },
         }

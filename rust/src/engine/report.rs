@@ -7,6 +7,8 @@ use serde::Serialize;
 pub struct IoReport {
     /// Bytes of trunk tiles read from files.
     pub trunk_bytes_read: u64,
+    /// Bytes of trunk tiles multiplied, resident ones included.
+    pub trunk_bytes_used: u64,
     /// Bytes of experts read from files.
     pub expert_bytes_read: u64,
     /// Seconds in which the computation stood still for a read.

@@ -266,7 +266,7 @@ impl Vectors<'_> {
         let mut order = matrices.into_iter();
         let mut next = || order.next().expect("the walk lists every matrix of the layer");
         let (FeedForwardKind::Experts, Some(config)) = (kind, &self.catalog.config.moe) else {
-            return Ok(FeedForwardWeights::Dense(mlp(&mut next)));
+            return Ok(FeedForwardWeights::Dense(Box::new(mlp(&mut next))));
         };
         let router = next();
         let down = config.latent_dim.map(|_| next());

@@ -37,7 +37,6 @@ pub fn forward(
 ) -> Result<(Vec<f32>, Vec<Route>)> {
     let (tokens, backend) = (pass.tokens, pass.backend);
     let logits = pass.matmul(&weights.router, x)?;
-    check_finite(&logits, || format!("the router of layer {layer}"))?;
     let routes: Vec<Route> = logits
         .chunks_exact(moe.experts)
         .map(|logits| route(moe, logits, &weights.router_bias))
@@ -49,7 +48,8 @@ pub fn forward(
     // While the experts are read:
     let before = meanwhile(config.activation, weights, x, pass);
     let width = moe.latent_dim.unwrap_or(config.hidden_size);
-    let experts = Experts { moe, layer, width, activation: config.activation, backend };
+    let activation = config.activation;
+    let experts = Experts { moe, weights, layer, width, activation, backend };
     let mut outputs = vec![0.0; tokens * moe.experts_per_token * width];
     let finished = match &before {
         Ok((latent, _)) => {
@@ -100,6 +100,7 @@ fn meanwhile(
 /// The routed experts of one layer and chunk.
 struct Experts<'a> {
     moe: &'a MoeConfig,
+    weights: &'a MoeWeights,
     layer: usize,
     /// What an expert reads and writes.
     width: usize,
@@ -128,10 +129,11 @@ impl Experts<'_> {
 
         let inputs: Vec<&[f32]> =
             visit.users.iter().map(|(token, _)| &latent[token * width..][..width]).collect();
-        let activated = self.gate_up(gate, up, &inputs.concat(), users);
+        let located = || self.fault_location(visit.expert, &bytes);
+        let activated = self.gate_up(gate, up, &inputs.concat(), users, &located)?;
         let mut by_rows = vec![0.0; width * users];
         matmul_by_rows(self.backend, down, &activated, users, &mut by_rows);
-        check_finite(&by_rows, || self.fault_location(visit.expert, &bytes))?;
+        check_finite(&by_rows, located)?;
         for (user, (token, rank)) in visit.users.iter().enumerate() {
             let row = token * self.moe.experts_per_token + rank;
             for (i, out) in outputs[row * width..(row + 1) * width].iter_mut().enumerate() {
@@ -143,24 +145,35 @@ impl Experts<'_> {
 
     /// `activation(gate x, up x)`, `[users, inner]`. Gate and up rows are
     /// multiplied in one task, so the activation costs no pass of its own.
-    fn gate_up(&self, gate: Matrix<'_>, up: Matrix<'_>, x: &[f32], users: usize) -> Vec<f32> {
+    fn gate_up(
+        &self,
+        gate: Matrix<'_>,
+        up: Matrix<'_>,
+        x: &[f32],
+        users: usize,
+        located: &(impl Fn() -> String + Sync),
+    ) -> Result<Vec<f32>> {
         let inner = self.moe.expert_width;
         let rows = task_rows(gate).div_ceil(2).next_multiple_of(16);
         let mut by_rows = vec![0.0; inner * users];
-        by_rows.par_chunks_mut(rows * users).enumerate().for_each(|(task, gated)| {
+        by_rows.par_chunks_mut(rows * users).enumerate().try_for_each(|(task, gated)| {
             let first = task * rows;
             let last = first + gated.len() / users;
             let mut lifted = vec![0.0; gated.len()];
             dot_rows(self.backend, gate.row_range(first..last), x, users, gated);
             dot_rows(self.backend, up.row_range(first..last), x, users, &mut lifted);
+            // Before the activation, which saturates and would hide an infinity.
+            check_finite(gated, located)?;
+            check_finite(&lifted, located)?;
             dense_ffn::activate(self.backend, self.activation, gated, &lifted);
-        });
+            Ok(())
+        })?;
         if users == 1 {
-            return by_rows;
+            return Ok(by_rows);
         }
         let mut out = vec![0.0; users * inner];
         scatter_rows(&by_rows, users, &mut out, inner, 0);
-        out
+        Ok(out)
     }
 
     /// Adds the experts' outputs in the order of their ids, in float64, so that
@@ -185,13 +198,14 @@ impl Experts<'_> {
     /// or just the expert, when its scales are in order.
     fn fault_location(&self, expert: usize, bytes: &ExpertBytes<'_>) -> String {
         let name = |part| tensor_names::expert(self.layer, expert, part);
+        let prefix = self.weights.name_prefix(self.layer);
         let broken = ExpertPart::ALL
             .into_iter()
             .zip(bytes)
             .find(|(part, bytes)| part.is_scale() && bytes.contains(&SCALE_NAN));
         match broken {
-            Some((part, _)) => format!("tensor `{}` (scale byte 255)", name(part)),
-            None => format!("the output of expert {expert} of layer {}", self.layer),
+            Some((part, _)) => format!("tensor `{prefix}{}` (scale byte 255)", name(part)),
+            None => format!("the products with expert {expert} of layer {}", self.layer),
         }
     }
 }

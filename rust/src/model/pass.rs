@@ -27,7 +27,9 @@ impl Pass<'_> {
     /// `[tokens, rows]`.
     ///
     /// # Errors
-    /// [`Error::Io`] when a tile cannot be read.
+    /// [`Error::Io`] when a tile cannot be read, [`Error::NumericalFault`] with
+    /// the matrix's name when the result is not finite: a saturating function
+    /// behind it would hide an infinity.
     pub fn matmul(&mut self, matrix: &StreamedMatrix, x: &[f32]) -> Result<Vec<f32>> {
         self.matmul_of(matrix, x, self.tokens)
     }
@@ -35,7 +37,7 @@ impl Pass<'_> {
     /// [`Pass::matmul`] for another number of vectors than the chunk's tokens.
     ///
     /// # Errors
-    /// [`Error::Io`] when a tile cannot be read.
+    /// As [`Pass::matmul`].
     pub fn matmul_of(
         &mut self,
         matrix: &StreamedMatrix,
@@ -55,6 +57,7 @@ impl Pass<'_> {
                 scatter_rows(by_rows, vectors, &mut out, matrix.rows, first);
             }
         })?;
+        check_finite(&out, || format!("the product with tensor `{}`", matrix.name))?;
         Ok(out)
     }
 

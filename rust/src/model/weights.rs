@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::format::dtype::Dtype;
+use crate::format::tensor_names;
 use crate::storage::trunk_stream::TileIndex;
 
 /// A trunk matrix `[rows, columns]` that arrives in tiles of whole rows.
@@ -79,7 +80,7 @@ pub enum AttentionWeights {
 #[derive(Debug)]
 pub enum FeedForwardWeights {
     /// Dense MLP.
-    Dense(MlpWeights),
+    Dense(Box<MlpWeights>),
     /// Routed and shared experts.
     Experts(Box<MoeWeights>),
 }
@@ -150,4 +151,13 @@ pub struct MoeWeights {
     pub latent_norm: Option<Vec<f32>>,
     /// Shared experts, fused into one MLP.
     pub shared: Option<MlpWeights>,
+}
+
+impl MoeWeights {
+    /// What stands before every tensor's name in this checkpoint; `layer` is
+    /// the layer of these weights.
+    pub fn name_prefix(&self, layer: usize) -> &str {
+        let short = tensor_names::layer(layer, tensor_names::moe::ROUTER);
+        self.router.name.strip_suffix(&short).unwrap_or_default()
+    }
 }

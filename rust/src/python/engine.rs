@@ -30,7 +30,8 @@ pub(super) fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<String> {
 /// The memory plan as JSON text.
 #[pyfunction]
 #[pyo3(signature = (path, *, memory_bytes=None, trunk_bytes=None, cache_bytes=None,
-                    positions=4096, prefill_chunk=None))]
+                    positions=4096, prefill_chunk=None, threads=None))]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn plan(
     py: Python<'_>,
     path: PathBuf,
@@ -39,11 +40,13 @@ pub(super) fn plan(
     cache_bytes: Option<u64>,
     positions: usize,
     prefill_chunk: Option<usize>,
+    threads: Option<usize>,
 ) -> PyResult<String> {
     let options = EngineOptions {
         budget: budget(memory_bytes, trunk_bytes, cache_bytes),
         positions,
         chunk: prefill_chunk,
+        threads,
         ..EngineOptions::default()
     };
     let (plan, source) = py.detach(|| engine::plan(&path, &options))?;

@@ -7,28 +7,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::format::expert_table::ExpertTable;
 use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::Extent;
 use crate::io::queue::{Completion, ReadQueue, ReadRequest, Urgency, room_for};
+use crate::storage::counters::Counters;
 use crate::storage::eviction::Eviction;
 use crate::storage::trunk_stream::map_buffer;
-
-/// What the cache was asked for and what it read.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ExpertCounters {
-    /// Experts asked for: each once a layer and sweep.
-    pub requests: u64,
-    /// Of those, found in a slot.
-    pub hits: u64,
-    /// Bytes read from files.
-    pub bytes_read: u64,
-    /// Time in which the computation stood still for an expert.
-    pub wait: Duration,
-}
 
 type Key = (usize, usize);
 
@@ -59,7 +47,7 @@ pub struct ExpertCache {
     batch: Pending,
     reply: Sender<Completion>,
     replies: Receiver<Completion>,
-    counters: ExpertCounters,
+    counters: Arc<Counters>,
 }
 
 /// The experts that a layer needs in this sweep, some of them under way.
@@ -145,13 +133,13 @@ impl ExpertCache {
             batch: Pending::default(),
             reply,
             replies,
-            counters: ExpertCounters::default(),
+            counters: Arc::default(),
         })
     }
 
     /// What was asked for and read since open.
-    pub fn counters(&self) -> ExpertCounters {
-        self.counters
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// Starts reading what is missing of `experts` (each once) of `layer`.
@@ -160,9 +148,9 @@ impl ExpertCache {
         let (mut present, mut missing) = (VecDeque::new(), Vec::new());
         self.eviction.visit(layer, experts);
         for expert in experts.iter().copied() {
-            self.counters.requests += 1;
-            if self.slot_of.contains_key(&(layer, expert)) {
-                self.counters.hits += 1;
+            let hit = self.slot_of.contains_key(&(layer, expert));
+            self.counters.expert_requested(hit);
+            if hit {
                 present.push_back(expert);
             } else {
                 missing.push(expert);
@@ -264,7 +252,7 @@ impl ExpertCache {
     fn receive(&mut self) -> Result<usize> {
         let started = Instant::now();
         let completion = self.replies.recv().expect("this cache holds a sender itself");
-        self.counters.wait += started.elapsed();
+        self.counters.waited(started.elapsed());
         self.batch.in_flight -= 1;
         let slot = completion.tag;
         let Slot::Filling(key) = self.slots[slot] else {
@@ -282,7 +270,7 @@ impl ExpertCache {
         let (_, places) = runs_of(&parts);
         let parts = std::array::from_fn(|part| {
             let (run, offset) = places[part];
-            self.counters.bytes_read += parts[part].length;
+            self.counters.expert_read(parts[part].length);
             (starts[run] + offset, parts[part].length as usize)
         });
         self.slots[slot] = Slot::Held(HeldExpert { buffer: completion.buffer, parts });

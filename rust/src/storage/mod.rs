@@ -1,6 +1,7 @@
 //! What is resident and what streams.
 
 pub mod access_trace;
+pub mod counters;
 pub mod eviction;
 pub mod expert_cache;
 pub mod host_memory;

@@ -13,25 +13,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::Extent;
 use crate::io::queue::{Completion, ReadQueue, ReadRequest, Urgency, room_for};
+use crate::storage::counters::Counters;
 
 /// A tile: its place in the walk.
 pub type TileIndex = usize;
-
-/// What the stream has read and waited for since it was opened.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct TrunkCounters {
-    /// Bytes of tiles that were read from files, counted when a tile is used
-    /// (or given up), so that what is read ahead belongs to the next sweep.
-    pub bytes_read: u64,
-    /// Time in which the computation stood still for a tile.
-    pub wait: Duration,
-}
 
 /// Streams the tiles of a walk.
 pub struct TrunkStream {
@@ -49,7 +40,7 @@ pub struct TrunkStream {
     sweep: Sweep,
     reply: Sender<Completion>,
     replies: Receiver<Completion>,
-    counters: TrunkCounters,
+    counters: Arc<Counters>,
 }
 
 struct Tile {
@@ -123,11 +114,11 @@ impl TrunkStream {
                 state: TileState::Absent,
             })
             .collect();
-        let largest = tiles.iter().filter(|tile| !tile.pinned).map(|tile| room_for(&[tile.extent]));
-        let free = match largest.max() {
-            Some(bytes) => (0..ring_buffers).map(|_| map_buffer(bytes)).collect::<Result<_>>()?,
-            None => Vec::new(),
-        };
+        // More buffers than tiles that pass the ring would never be used.
+        let passing = || tiles.iter().filter(|tile| !tile.pinned);
+        let largest = passing().map(|tile| room_for(&[tile.extent])).max().unwrap_or(0);
+        let buffers = ring_buffers.min(passing().count());
+        let free = (0..buffers).map(|_| map_buffer(largest)).collect::<Result<_>>()?;
         let (reply, replies) = channel();
         Ok(TrunkStream {
             queue,
@@ -140,7 +131,7 @@ impl TrunkStream {
             tiles,
             reply,
             replies,
-            counters: TrunkCounters::default(),
+            counters: Arc::default(),
         })
     }
 
@@ -179,6 +170,7 @@ impl TrunkStream {
             return Err(error);
         };
         let result = use_tile(&buffer[*start..*start + extent.length as usize]);
+        self.counters.trunk_used(extent.length);
         if !*pinned {
             self.free.extend(state.take_buffer());
         }
@@ -188,8 +180,8 @@ impl TrunkStream {
     }
 
     /// What was read and waited for since open.
-    pub fn counters(&self) -> TrunkCounters {
-        self.counters
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// Waits until `tile` is here or has failed, and takes it off the list of
@@ -231,7 +223,7 @@ impl TrunkStream {
         while matches!(self.tiles[tile].state, TileState::Reading) {
             let started = Instant::now();
             let completion = self.replies.recv().expect("this stream holds a sender itself");
-            self.counters.wait += started.elapsed();
+            self.counters.waited(started.elapsed());
             let Tile { pinned, state, .. } = &mut self.tiles[completion.tag];
             *state = match completion.starts {
                 Ok(starts) => TileState::Here { buffer: completion.buffer, start: starts[0] },
@@ -244,7 +236,7 @@ impl TrunkStream {
             };
         }
         if matches!(self.tiles[tile].state, TileState::Here { .. }) {
-            self.counters.bytes_read += self.tiles[tile].extent.length;
+            self.counters.trunk_read(self.tiles[tile].extent.length);
         }
     }
 

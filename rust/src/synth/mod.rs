@@ -16,6 +16,7 @@ mod released;
 mod target;
 mod weights;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -28,6 +29,10 @@ use target::{Target, refuse_used};
 
 /// Called after each step; an error, such as [`Error::Cancelled`], ends the work.
 pub type StepDone<'s> = dyn Fn() -> Result<()> + Sync + 's;
+
+fn default_threads() -> usize {
+    2 * std::thread::available_parallelism().map_or(1, NonZero::get)
+}
 
 /// What to make. The released sizes where nothing else is said.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +49,8 @@ pub struct SynthOptions {
     pub sparse: bool,
     /// Equal seeds give equal bytes, whatever the number of threads.
     pub seed: u64,
-    /// Threads that make the weights; `None` is one a core.
+    /// Threads that make and write the weights; `None` is two a core, as half
+    /// of them wait for the disk.
     pub threads: Option<usize>,
 }
 
@@ -155,7 +161,7 @@ impl Synthesis {
     /// what `step_done` returns.
     pub fn write(&self, step_done: &StepDone<'_>) -> Result<u64> {
         let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads.unwrap_or(0))
+            .num_threads(self.threads.unwrap_or_else(default_threads))
             .thread_name(|number| format!("k3rs-synth-{number}"))
             .build()
             .map_err(|error| Error::invalid(error.to_string(), "ask for fewer threads"))?;
@@ -192,8 +198,8 @@ impl Synthesis {
             tensor: None,
             expected: format!("{needed} bytes of free space"),
             found: format!("{free}, so {} are missing", needed - free),
-            hint: "make room, write less with fewer layers or experts, or leave the data as \
-                   holes with --sparse"
+            hint: "make room, or write less with fewer layers or experts; a sparse checkpoint \
+                   needs room for its headers and its index only"
                 .into(),
         })
     }

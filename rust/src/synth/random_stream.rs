@@ -32,13 +32,12 @@ impl RandomStream {
             head.copy_from_slice(&self.word(index)[skipped..][..head.len()]);
             index += 1;
         }
-        let mut words = whole.chunks_exact_mut(WORD);
-        for word in &mut words {
-            word.copy_from_slice(&self.word(index));
-            index += 1;
+        let (words, tail) = whole.as_chunks_mut::<WORD>();
+        let after = index + words.len() as u64;
+        for (word, number) in words.iter_mut().zip(index..after) {
+            *word = self.word(number);
         }
-        let tail = words.into_remainder();
-        tail.copy_from_slice(&self.word(index)[..tail.len()]);
+        tail.copy_from_slice(&self.word(after)[..tail.len()]);
     }
 
     fn word(self, index: u64) -> [u8; WORD] {

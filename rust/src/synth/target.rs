@@ -39,9 +39,11 @@ impl<'d> Target<'d> {
     pub fn file(&mut self, name: &str, write: impl FnOnce(&NewFile) -> Result<()>) -> Result<()> {
         let path = self.directory.join(name);
         let partial = self.directory.join(format!(".{name}.partial"));
-        self.files.extend([partial.clone(), path.clone()]);
-        let new = NewFile::create(partial)?;
+        let new = NewFile::create(partial.clone())?;
+        // Only what was made here is ever removed.
+        self.files.push(partial);
         write(&new)?;
+        self.files.push(path.clone());
         fs::rename(new.path(), &path).map_err(|source| Error::io("rename", new.path(), source))
     }
 

@@ -158,10 +158,12 @@ fn router_bias(config: &ModelConfig) -> Uniform {
     Uniform { centre: 0.0, half_width }
 }
 
-/// The nearest BF16, ties to even, of a finite value.
+/// The nearest BF16, ties to even, of a finite value (whose sum cannot wrap;
+/// checked additions would cost most of the time).
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
-    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+    let odd = (bits >> 16) & 1;
+    (bits.wrapping_add(0x7fff).wrapping_add(odd) >> 16) as u16
 }
 
 #[cfg(test)]

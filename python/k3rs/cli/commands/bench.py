@@ -16,9 +16,7 @@ _QUIET_CPU = 0.1
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measures and prints a table that can be pasted, or the facts as JSON."""
-    text = _k3rs.bench(
-        threads=arguments.threads, backend=arguments.backend, quick=arguments.quick
-    )
+    text = _k3rs.bench(threads=arguments.threads, backend=arguments.backend, quick=arguments.quick)
     facts: dict[str, Any] = json.loads(text)
     if arguments.json:
         console.facts(facts)

@@ -15,7 +15,7 @@ from k3rs.cli.commands.plan import plan_lines
 from k3rs.cli.console import Console
 from k3rs.cli.pending_file import LogitsFile, PendingFile
 from k3rs.cli.prompt import prompt_ids
-from k3rs.cli.run_report import Run, run_json, summary
+from k3rs.cli.run_report import LiveCost, Run, run_json, summary
 from k3rs.cli.trace_file import TraceFile
 
 __all__ = ["run"]
@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             trace_file=trace_file,
         )
 
-        console.note(summary(result, model))
+        for line in summary(result, model):
+            console.note(line)
         facts = run_json(result, model, _options(arguments, sampler))
         if logits_file is not None:
             logits_file.commit()
@@ -115,21 +116,22 @@ def _generate(
             on_logits=None if logits_file is None else logits_file.append,
             on_routes=None if trace_file is None else trace_file.append,
         )
+        cost = LiveCost(model, result, arguments.max_tokens)
+        progress.show_cost(cost)
+        write = console.answer if progress.tail is None else progress.tail.append
         try:
             for token in tokens:
                 result.tokens.append(token)
                 count = len(result.tokens)
                 if printing:
-                    if console.shares_terminal:
-                        progress.stop()
                     id_text = f",{token.id}" if count > 1 else str(token.id)
-                    console.answer(id_text if model.tokenizer is None else token.text)
-                progress.describe(f"{count} of {arguments.max_tokens} tokens")
+                    write(id_text if model.tokenizer is None else token.text)
+                progress.describe(f"token {min(count + 1, arguments.max_tokens)}")
         except KeyboardInterrupt:
             result.interrupted = True
         finally:
             if printing and result.tokens:
-                console.answer("\n")
+                write("\n")
 
 
 def _sampler(arguments: argparse.Namespace) -> k3rs.Sampler:
@@ -163,5 +165,7 @@ def _options(arguments: argparse.Namespace, sampler: k3rs.Sampler) -> Mapping[st
 def _show_details(model: k3rs.Model, console: Console) -> None:
     unknown = model.facts["unknown_config_keys"]
     console.detail(f"config keys without effect: {', '.join(unknown) or 'none'}")
+    # Somebody who waits for weights from a disk wants to know where memory goes.
+    show = console.note if console.is_live and model.plan["pinned_fraction"] < 1 else console.detail
     for line in plan_lines(model.plan):
-        console.detail(line)
+        show(line)

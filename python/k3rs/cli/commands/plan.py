@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     directory = model_directory(arguments.model, console)
     positions = arguments.prompt_tokens + arguments.max_tokens
     try:
-        facts = k3rs.plan(directory, request, positions=positions)
+        facts = k3rs.plan(directory, request, positions=positions, threads=arguments.threads)
     except MemoryBudgetError as error:
         if arguments.json:
             console.facts({"plan": None, "minimum_bytes": error.minimum_bytes})

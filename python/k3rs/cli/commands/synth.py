@@ -37,11 +37,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def _lines(facts: Mapping[str, Any]) -> list[str]:
     weights = "holes (zeros)" if facts["sparse"] else f"random, seed {facts['seed']}"
+    size, disk_size = format_size(facts["file_bytes"]), format_size(facts["disk_bytes"])
+    vocabulary = f"a vocabulary of {facts['vocabulary']:,}"
     return [
-        f"{facts['layers']} layers, {facts['experts']} experts a layer, "
-        f"a vocabulary of {facts['vocabulary']:,}",
-        f"{facts['tensors']:,} tensors in {facts['shards']} shards, "
-        f"{facts['file_bytes']:,} bytes ({format_size(facts['file_bytes'])}), "
-        f"{format_size(facts['disk_bytes'])} on disk",
+        f"{facts['layers']} layers, {facts['experts']} experts a layer, {vocabulary}",
+        f"{facts['tensors']:,} tensors in {facts['shards']} shards",
+        f"{facts['file_bytes']:,} bytes ({size}), {disk_size} on disk",
         f"weights: {weights}",
     ]
