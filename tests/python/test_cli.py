@@ -475,30 +475,3 @@ def test_the_installed_program_is_the_module(tmp_path: Path) -> None:
         [program, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"k3rs {k3rs.__version__}\n"
-
-
-def test_plan_divides_the_budget(run_k3rs: RunK3rs, model_path: Path) -> None:
-    facts = run_k3rs("plan", model_path, "--memory", "1GB", "--json").facts
-    assert facts["plan"].keys() >= RUN_KEYS["plan"]
-    assert facts["plan"]["budget_bytes"] == 10**9
-    assert sum(entry["bytes"] for entry in facts["plan"]["entries"]) <= 10**9
-    table = run_k3rs("plan", model_path, "--memory", "1GB").stdout
-    for entry in facts["plan"]["entries"]:
-        assert entry["name"] in table
-
-
-def test_inspect_prints_the_same_facts_both_ways(run_k3rs: RunK3rs, model_path: Path) -> None:
-    facts = run_k3rs("inspect", model_path, "--json").facts
-    outline = run_k3rs("inspect", model_path)
-    assert outline.status == 0
-    assert facts
-    for name in facts:
-        assert name in outline.stdout
-
-
-def test_presets(run_k3rs: RunK3rs) -> None:
-    facts = run_k3rs("presets", "--json").facts
-    assert [preset["name"] for preset in facts["presets"]] == [
-        preset.name for preset in k3rs.PRESETS
-    ]
-    assert run_k3rs("presets").stdout.splitlines()[0].split()[:3] == ["pocket", "2.00", "GB"]

@@ -23,7 +23,7 @@ use crate::kernels::rms_norm::rms_norm_in_place;
 use crate::kernels::situ_glu::sigmoid_gate;
 use crate::kernels::softmax::softmax_in_place;
 use crate::model::mla_cache::MlaCache;
-use crate::model::pass::Pass;
+use crate::model::pass::{Pass, check_finite};
 use crate::model::weights::MlaWeights;
 
 /// Epsilon of the two latent norms in the published code.
@@ -36,7 +36,8 @@ const QUERIES_MAX: usize = 16;
 /// the chunk's latents are appended to `cache`.
 ///
 /// # Errors
-/// [`crate::Error::Io`] when a tile cannot be read.
+/// [`crate::Error::Io`] when a tile cannot be read,
+/// [`crate::Error::NumericalFault`] when a product is not finite.
 pub fn forward(
     config: &MlaConfig,
     weights: &MlaWeights,
@@ -69,6 +70,7 @@ pub fn forward(
     pass.for_each_tile(&weights.expansion, |first_row, tile| {
         attention.heads(first_row / head_rows, tile, &mut out);
     })?;
+    check_finite(&out, || format!("the product with tensor `{}`", weights.expansion.name))?;
     if let Some(gate) = &gate {
         let width = config.heads * config.value_dim;
         let gates = gate.par_chunks(width);
