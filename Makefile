@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 TOOLS := $(VENV)/installed
 EXTENSION := python/k3rs/_k3rs.abi3.so
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find rust -name '*.rs')
-PYTHON_SOURCES := python tests/python tools
+PYTHON_SOURCES := benches python tests/python tools
 
 # The interpreter that PyO3 builds for. Set here for all of cargo's calls, because
 # a change of it makes them build again.

@@ -1,8 +1,9 @@
 //! k3rs: Kimi K3 on one ordinary computer.
 //!
 //! Layers, each importing only from those before it:
-//! `error < io < format < kernels < storage < model < engine < python`.
-//! `synth` stands beside the engine and imports only from `error`, `io`, `format`.
+//! `error < io < format < storage < kernels < model < engine < python`.
+//! Beside the engine stand `synth` (imports `error`, `io`, `format`) and `measure`
+//! (imports `error`, `io`, `kernels`).
 //! `ARCHITECTURE.md` walks one token through them.
 
 pub mod engine;
