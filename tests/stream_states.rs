@@ -15,6 +15,7 @@ use _k3rs::format::catalog::Catalog;
 use _k3rs::io::extent::{Extent, FileId};
 use _k3rs::io::file::{Access, WeightFile};
 use _k3rs::io::sim_queue::{Misbehaviour, SimulatedQueue};
+use _k3rs::storage::counters::Counters;
 use _k3rs::storage::expert_cache::{ExpertCache, slot_bytes};
 use _k3rs::storage::trunk_stream::TrunkStream;
 use time_limit::within_time;
@@ -66,7 +67,10 @@ fn any_ring_any_pinning_any_place_to_give_up() {
             let tiles: Vec<Extent> = (0..TILES).map(tile).collect();
             let pinned: Vec<bool> = (0..TILES).map(|tile| tile % 4 < seed % 5).collect();
             let ring = [1, 2, 5, 30][seed % 4];
-            let mut stream = TrunkStream::new(queue, &tiles, &pinned, HEAD, ring).unwrap();
+            let counters = Arc::new(Counters::default());
+            let counting = Arc::clone(&counters);
+            let mut stream =
+                TrunkStream::new(queue, &tiles, &pinned, HEAD, ring, counting).unwrap();
             // Every tile but one lies between a sweep that was given up and the end.
             for stop in 0..TILES {
                 stream.begin_sweep(true);
@@ -78,11 +82,11 @@ fn any_ring_any_pinning_any_place_to_give_up() {
             stream.begin_sweep(true);
             sweep(&mut stream, 0..TILES);
             for (with_logits, end) in [(true, TILES), (false, HEAD), (false, HEAD), (true, TILES)] {
-                let before = stream.counters().totals().trunk_bytes_read;
+                let before = counters.totals().trunk_bytes_read;
                 stream.begin_sweep(with_logits);
                 assert_eq!(sweep(&mut stream, 0..end), None, "seed {seed}");
                 let unpinned = pinned[..end].iter().filter(|pinned| !**pinned).count();
-                let read = stream.counters().totals().trunk_bytes_read - before;
+                let read = counters.totals().trunk_bytes_read - before;
                 assert_eq!(read, (unpinned * LENGTH) as u64, "seed {seed}");
             }
         }
@@ -98,7 +102,8 @@ fn an_error_shows_where_its_tile_is_used_and_only_there() {
                 let tiles: Vec<Extent> = (0..TILES).map(tile).collect();
                 let disk = Arc::clone(&queue);
                 let mut stream =
-                    TrunkStream::new(queue, &tiles, &[pin; TILES], HEAD, ring).unwrap();
+                    TrunkStream::new(queue, &tiles, &[pin; TILES], HEAD, ring, Arc::default())
+                        .unwrap();
                 for _ in 0..2 {
                     stream.begin_sweep(true);
                     assert_eq!(sweep(&mut stream, 0..TILES), Some(failing), "ring {ring}");
@@ -138,10 +143,9 @@ impl Experts {
         };
         let disk = Arc::new(SimulatedQueue::new(Arc::new(files), how).unwrap());
         let seam: Arc<SimulatedQueue> = Arc::clone(&disk);
-        let table = Arc::new(catalog.experts.clone());
-        let bytes = slot_bytes(&table, ALL.len());
-        let layers = catalog.config.layers.len();
-        let cache = ExpertCache::new(seam, table, layers, ALL.len(), slots, bytes)?;
+        let table = Arc::clone(&catalog.experts);
+        let bytes = slot_bytes(&table);
+        let cache = ExpertCache::new(seam, table, slots, bytes, Arc::default())?;
         Ok(Experts { catalog, disk, cache })
     }
 

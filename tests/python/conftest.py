@@ -50,3 +50,14 @@ def run_k3rs(tmp_path: Path) -> RunK3rs:
         return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+@pytest.fixture
+def without_tokenizer(model_path: Path, tmp_path: Path) -> Path:
+    """The fixture checkpoint without its vocabulary files."""
+    directory = tmp_path / "no tokenizer"
+    directory.mkdir()
+    for source in model_path.iterdir():
+        if source.name not in ("tiktoken.model", "tokenizer_config.json"):
+            (directory / source.name).symlink_to(source)
+    return directory

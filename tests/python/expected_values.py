@@ -45,6 +45,21 @@ class Observed:
     router: Sequence[Route]
 
 
+@dataclass(frozen=True)
+class Case:
+    """An open checkpoint, what is known about its prompts, and what came out."""
+
+    name: str
+    model: k3rs.Model
+    answers: list[Answers]
+    found: list[Observed]
+
+
+def observed_case(name: str, model: k3rs.Model, answers: list[Answers]) -> Case:
+    """Takes every prompt of `answers` through the model."""
+    return Case(name, model, answers, [observe(model, known.ids) for known in answers])
+
+
 def observe(model: k3rs.Model, ids: list[int]) -> Observed:
     """Takes a prompt through the model at once and records everything."""
     logits, seen = model.session().forward(ids, all_positions=True, capture=("hidden", "router"))
@@ -131,3 +146,25 @@ def _by_layer(tensors: Mapping[str, NDArray[Any]], name: str) -> list[NDArray[An
 def _oracle_router(tensors: Mapping[str, NDArray[Any]]) -> list[Route]:
     names = "route_idx", "route_weight"
     return list(zip(*(_by_layer(tensors, name) for name in names), strict=True))
+
+
+def assert_hidden(case: Case, tolerance: float) -> None:
+    """The one prompt of which hidden states are known has them after every layer."""
+    ((found, expected),) = (
+        (found.hidden, known.hidden)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.hidden is not None
+    )
+    assert len(expected) == case.model.facts["model"]["layers"]
+    assert_close(found, expected, tolerance)
+
+
+def assert_router(case: Case, tolerance: float) -> None:
+    """The one prompt of which the routing is known takes it."""
+    ((found, expected),) = (
+        (found.router, known.router)
+        for found, known in zip(case.found, case.answers, strict=True)
+        if known.router is not None
+    )
+    assert expected
+    assert_same_routes(found, expected, tolerance)

@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +13,14 @@ from typing import Any, TypeAlias
 
 TINY_K3 = Path(__file__).parents[2] / "fixtures" / "tiny_k3"
 TIME_LIMIT_S = 60
+PLAN_KEYS = {
+    "budget_bytes",
+    "entries",
+    "pinned_bytes",
+    "pinned_fraction",
+    "ring_bytes",
+    "expert_slots",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,28 @@ RunK3rs: TypeAlias = Callable[..., Completed]
 def command_environment(**extra: str) -> dict[str, str]:
     """The environment of a command in which every Python warning is an error."""
     return {**os.environ, "PYTHONWARNINGS": "error", **extra}
+
+
+def interrupt_generation(directory: Path, *arguments: str | Path) -> Completed:
+    """Runs `k3rs generate` in `directory` and presses Ctrl-C at the first byte of its answer.
+
+    It has to end within ten seconds.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k3rs", "generate", *map(str, arguments), "--ignore-stop"],
+        cwd=directory,
+        env=command_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdout is not None
+    begin = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    rest, stderr = process.communicate(timeout=TIME_LIMIT_S)
+    assert time.monotonic() - started < 10
+    return Completed(process.returncode, (begin + rest).decode(), stderr.decode())
 
 
 def file_names(directory: Path) -> list[str]:

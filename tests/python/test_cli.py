@@ -3,30 +3,29 @@
 import json
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import TIME_LIMIT_S, Prompt, RunK3rs, command_environment, file_names
+from harness import (
+    PLAN_KEYS,
+    TIME_LIMIT_S,
+    Prompt,
+    RunK3rs,
+    command_environment,
+    file_names,
+    interrupt_generation,
+)
 
 import k3rs
 
 RUN_KEYS = {
     "model": {"path", "layers", "hidden", "vocab", "parameters", "fingerprint"},
-    "plan": {
-        "budget_bytes",
-        "entries",
-        "pinned_bytes",
-        "pinned_fraction",
-        "ring_bytes",
-        "expert_slots",
-    },
+    "plan": PLAN_KEYS,
     "time": {"open_s", "prefill_s", "decode_s", "tokens_per_s", "seconds_per_token", "steps_s"},
     "io": {"trunk_bytes_read", "expert_bytes_read", "read_wait_s", "direct", "why"},
     "experts": {"requests", "hits", "distinct"},
@@ -41,17 +40,6 @@ def joined(ids: list[int]) -> str:
 def text_of(model: k3rs.Model, ids: list[int]) -> str:
     assert model.tokenizer is not None
     return model.tokenizer.decode(ids)
-
-
-@pytest.fixture
-def without_tokenizer(model_path: Path, tmp_path: Path) -> Path:
-    """The fixture checkpoint without its vocabulary files."""
-    directory = tmp_path / "no tokenizer"
-    directory.mkdir()
-    for source in model_path.iterdir():
-        if source.name not in ("tiktoken.model", "tokenizer_config.json"):
-            (directory / source.name).symlink_to(source)
-    return directory
 
 
 def test_the_answer_is_all_of_stdout(
@@ -411,31 +399,17 @@ def test_the_status_survives_a_closed_or_full_error_stream(tmp_path: Path) -> No
 def test_ctrl_c_prints_and_writes_what_was_generated(
     model: k3rs.Model, model_path: Path, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "k3rs", "generate", str(model_path), "--ids", "1",
-            "-n", "100000", "--ignore-stop", "--json", "run.json",
-        ],
-        cwd=tmp_path,
-        env=command_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )  # fmt: skip
-    assert process.stdout is not None
-    begin = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    rest, stderr = process.communicate(timeout=TIME_LIMIT_S)
-    assert time.monotonic() - started < 10
-    assert process.returncode == 130
-    assert b"Traceback" not in stderr
-    assert stderr.endswith(b"error: interrupted\n")
+    done = interrupt_generation(
+        tmp_path, model_path, "--ids", "1", "-n", "100000", "--json", "run.json"
+    )
+    assert done.status == 130
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("error: interrupted\n")
     run = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert run["stop_reason"] == "interrupted"
     # The signal can fall between taking the last token and printing it.
     printed = text_of(model, run["generated_ids"][:-1])
-    assert (begin + rest).decode().startswith(printed)
+    assert done.stdout.startswith(printed)
 
 
 def test_an_answer_in_a_narrow_encoding_does_not_fail(run_k3rs: RunK3rs, model_path: Path) -> None:

@@ -2,18 +2,9 @@
 
 from pathlib import Path
 
-from harness import RunK3rs
+from harness import PLAN_KEYS, RunK3rs
 
 import k3rs
-
-PLAN_KEYS = {
-    "budget_bytes",
-    "entries",
-    "pinned_bytes",
-    "pinned_fraction",
-    "ring_bytes",
-    "expert_slots",
-}
 
 
 def test_plan_divides_the_budget(run_k3rs: RunK3rs, model_path: Path) -> None:

@@ -5,17 +5,16 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from expected_values import (
-    Answers,
-    Observed,
+    Case,
     assert_close,
-    assert_same_routes,
+    assert_hidden,
+    assert_router,
     fixture_answers,
-    observe,
+    observed_case,
 )
 
 import k3rs
@@ -31,15 +30,6 @@ HIDDEN_TOLERANCE = 1e-4
 WEIGHT_TOLERANCE = 2e-6
 
 
-@dataclass(frozen=True)
-class Case:
-    """An open fixture, what is known about its prompts, and what came out."""
-
-    model: k3rs.Model
-    answers: list[Answers]
-    found: list[Observed]
-
-
 @pytest.fixture(
     scope="module",
     params=[(name, backend) for name in NAMES for backend in k3rs.available_backends()],
@@ -49,8 +39,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     name, backend = request.param
     directory = FIXTURES / name
     with k3rs.Model.open(directory / "model", memory="1GB", backend=backend) as model:
-        answers = fixture_answers(directory)
-        yield Case(model, answers, [observe(model, known.ids) for known in answers])
+        yield observed_case(name, model, fixture_answers(directory))
 
 
 def test_logits_at_every_position(case: Case) -> None:
@@ -60,23 +49,11 @@ def test_logits_at_every_position(case: Case) -> None:
 
 
 def test_hidden_states_after_every_layer(case: Case) -> None:
-    ((found, expected),) = (
-        (found.hidden, known.hidden)
-        for found, known in zip(case.found, case.answers, strict=True)
-        if known.hidden is not None
-    )
-    assert len(expected) == case.model.facts["model"]["layers"]
-    assert_close(found, expected, HIDDEN_TOLERANCE)
+    assert_hidden(case, HIDDEN_TOLERANCE)
 
 
 def test_the_choice_of_experts(case: Case) -> None:
-    ((found, expected),) = (
-        (found.router, known.router)
-        for found, known in zip(case.found, case.answers, strict=True)
-        if known.router is not None
-    )
-    assert expected
-    assert_same_routes(found, expected, WEIGHT_TOLERANCE)
+    assert_router(case, WEIGHT_TOLERANCE)
 
 
 def test_greedy_tokens(case: Case) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import TIME_LIMIT_S, Prompt, command_environment
+from harness import TIME_LIMIT_S, Prompt, command_environment, interrupt_generation
 
 import k3rs
 from k3rs.exceptions import SessionError
@@ -88,33 +88,14 @@ def test_the_command_stops_in_the_middle_of_a_prompt(model_path: Path, tmp_path:
 
 
 def test_the_command_prints_what_was_generated(
-    model_path: Path, tmp_path: Path, prompts: list[Prompt]
+    without_tokenizer: Path, tmp_path: Path, prompts: list[Prompt]
 ) -> None:
     ids = ",".join(map(str, prompts[0].ids))
-    without_tokenizer = tmp_path / "model"
-    without_tokenizer.mkdir()
-    for path in model_path.iterdir():
-        if path.name != "tiktoken.model":
-            (without_tokenizer / path.name).symlink_to(path)
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "k3rs", "generate", "model", "--ids", ids, "--ignore-stop",
-            "-n", "1000000",
-        ],
-        cwd=tmp_path,
-        env=command_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )  # fmt: skip
-    assert process.stdout is not None
-    begin = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    rest, stderr = process.communicate(timeout=TIME_LIMIT_S)
-    assert process.returncode == 130
-    assert stderr.endswith(b"error: interrupted\n")
+    done = interrupt_generation(tmp_path, without_tokenizer, "--ids", ids, "-n", "1000000")
+    assert done.status == 130
+    assert done.stderr.endswith("error: interrupted\n")
     # Whole ids with commas between them, and a line end.
-    answer = (begin + rest).decode()
+    answer = done.stdout
     assert answer.endswith("\n")
     printed = [int(word) for word in answer.strip().split(",")]
     known = prompts[0].greedy

@@ -6,17 +6,16 @@ yardstick for accuracy. They are not part of the project.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from expected_values import (
-    Answers,
-    Observed,
+    Case,
     assert_close,
-    assert_same_routes,
-    observe,
+    assert_hidden,
+    assert_router,
+    observed_case,
     oracle_answers,
     root_mean_square,
 )
@@ -34,16 +33,6 @@ WEIGHT_TOLERANCE = 1e-4
 ERROR_RATIO_MAX = 1.5
 
 
-@dataclass(frozen=True)
-class Case:
-    """An open checkpoint, what is known about its prompts, and what came out."""
-
-    name: str
-    model: k3rs.Model
-    answers: list[Answers]
-    found: list[Observed]
-
-
 @pytest.fixture(
     scope="module",
     params=[
@@ -59,8 +48,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     if not directory.is_dir():
         pytest.skip(f"there is no {directory}")
     with k3rs.Model.open(directory / "model", memory="1GB", backend=backend) as model:
-        answers = oracle_answers(directory)
-        yield Case(name, model, answers, [observe(model, known.ids) for known in answers])
+        yield observed_case(name, model, oracle_answers(directory))
 
 
 def test_logits_at_every_position(case: Case) -> None:
@@ -94,20 +82,8 @@ def test_greedy_tokens_and_their_logits(case: Case) -> None:
 
 
 def test_hidden_states_after_every_layer(case: Case) -> None:
-    ((found, expected),) = (
-        (found.hidden, known.hidden)
-        for found, known in zip(case.found, case.answers, strict=True)
-        if known.hidden is not None
-    )
-    assert len(expected) == case.model.facts["model"]["layers"]
-    assert_close(found, expected, HIDDEN_TOLERANCE)
+    assert_hidden(case, HIDDEN_TOLERANCE)
 
 
 def test_the_choice_of_experts(case: Case) -> None:
-    ((found, expected),) = (
-        (found.router, known.router)
-        for found, known in zip(case.found, case.answers, strict=True)
-        if known.router is not None
-    )
-    assert expected
-    assert_same_routes(found, expected, WEIGHT_TOLERANCE)
+    assert_router(case, WEIGHT_TOLERANCE)

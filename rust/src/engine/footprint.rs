@@ -29,8 +29,6 @@ pub fn of(
     options: &EngineOptions,
 ) -> Footprint {
     let config = &catalog.config;
-    let experts = config.moe.as_ref().map_or(0, |moe| moe.experts);
-    let routed_layers = catalog.experts.layers().count();
     let has_tokenizer = catalog.root.join(VOCABULARY_FILE).exists();
     let tokenizer_bytes = if has_tokenizer { TOKEN_BYTES * config.vocab_size as u64 } else { 0 };
     Footprint {
@@ -42,15 +40,11 @@ pub fn of(
         scratch_bytes: scratch_floats(config, threads, options.positions) * 4,
         token_bytes: token_floats(config, model.tile_rows_max) * 4,
         thread_bytes: (threads + options.readers) as u64 * THREAD_BYTES,
-        tiles: model.walk.iter().map(|tile| page_room(&[*tile])).collect(),
-        slot_bytes: slot_bytes(&catalog.experts, experts).next_multiple_of(4096) as u64,
-        expert_count: (routed_layers * experts) as u64,
+        tiles: model.walk.iter().map(|tile| room_for(&[*tile]) as u64).collect(),
+        slot_bytes: slot_bytes(&catalog.experts) as u64,
+        expert_count: catalog.experts.expert_count() as u64,
         experts_per_token: config.moe.as_ref().map_or(0, |moe| moe.experts_per_token as u64),
     }
-}
-
-fn page_room(extents: &[crate::io::extent::Extent]) -> u64 {
-    room_for(extents).next_multiple_of(4096) as u64
 }
 
 /// Floats that do not depend on the chunk: logits and attention scores.

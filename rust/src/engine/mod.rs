@@ -19,7 +19,7 @@ use crate::io::thread_queue::ThreadQueue;
 use crate::kernels::backend::Backend;
 use crate::model::binding::{BoundModel, bind};
 use crate::storage::counters::Counters;
-use crate::storage::expert_cache::{ExpertCache, slot_bytes};
+use crate::storage::expert_cache::ExpertCache;
 use crate::storage::host_memory;
 use crate::storage::memory_plan::{Budget, MemoryPlan, PlanRequest, TILE_BYTES};
 use crate::storage::trunk_stream::TrunkStream;
@@ -79,8 +79,8 @@ pub struct Engine {
     threads: rayon::ThreadPool,
     /// One sweep at a time: all sessions share the streams.
     streams: Mutex<Streams>,
-    /// Of the trunk and of the experts; readable while a sweep runs.
-    counters: [Arc<Counters>; 2],
+    /// Readable while a sweep runs.
+    counters: Arc<Counters>,
 }
 
 struct Streams {
@@ -111,25 +111,23 @@ impl Engine {
         queue: Arc<dyn ReadQueue>,
         options: &EngineOptions,
     ) -> Result<Engine> {
-        let threads = build_threads(options.threads)?;
-        let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
-        let (plan, budget_source) =
-            plan_for(&catalog, &model, threads.current_num_threads(), options)?;
+        let Prepared { threads, model, plan, budget_source } =
+            Prepared::new(&catalog, &files, options)?;
+        let counters = Arc::new(Counters::default());
         let trunk = TrunkStream::new(
             Arc::clone(&queue),
             &model.walk,
             &plan.pinned,
             model.head,
-            plan.ring_buffers.max(1),
+            plan.ring_buffers,
+            Arc::clone(&counters),
         )?;
-        let experts_per_layer = catalog.config.moe.as_ref().map_or(0, |moe| moe.experts);
         let experts = ExpertCache::new(
             queue,
-            Arc::new(catalog.experts.clone()),
-            catalog.config.layers.len(),
-            experts_per_layer,
+            Arc::clone(&catalog.experts),
             plan.expert_slots,
-            slot_bytes(&catalog.experts, experts_per_layer),
+            plan.expert_slot_bytes,
+            Arc::clone(&counters),
         )?;
         Ok(Engine {
             catalog,
@@ -139,8 +137,8 @@ impl Engine {
             budget_source,
             backend: options.backend,
             threads,
-            counters: [Arc::clone(trunk.counters()), Arc::clone(experts.counters())],
             streams: Mutex::new(Streams { trunk, experts }),
+            counters,
         })
     }
 
@@ -184,7 +182,7 @@ impl Engine {
 
     /// What was read and waited for since open; does not wait for a sweep.
     pub fn report(&self) -> Report {
-        let [trunk, experts] = self.counters.each_ref().map(|counters| counters.totals());
+        let totals = self.counters.totals();
         let buffered = self.files.iter().find(|file| !file.is_direct());
         let why = match buffered.or(self.files.first()) {
             Some(file) => file.why().to_owned(),
@@ -192,17 +190,17 @@ impl Engine {
         };
         Report {
             io: report::IoReport {
-                trunk_bytes_read: trunk.trunk_bytes_read,
-                trunk_bytes_used: trunk.trunk_bytes_used,
-                expert_bytes_read: experts.expert_bytes_read,
-                read_wait_s: (trunk.wait + experts.wait).as_secs_f64(),
+                trunk_bytes_read: totals.trunk_bytes_read,
+                trunk_bytes_used: totals.trunk_bytes_used,
+                expert_bytes_read: totals.expert_bytes_read,
+                read_wait_s: totals.wait.as_secs_f64(),
                 direct: buffered.is_none(),
                 why,
             },
             experts: report::ExpertReport {
-                requests: experts.expert_requests,
-                hits: experts.expert_hits,
-                distinct: experts.expert_requests - experts.expert_hits,
+                requests: totals.expert_requests,
+                hits: totals.expert_hits,
+                distinct: totals.expert_requests - totals.expert_hits,
             },
             memory: report::MemoryReport { peak_rss_bytes: host_memory::peak_resident_bytes() },
         }
@@ -222,9 +220,31 @@ impl Engine {
 pub fn plan(directory: &Path, options: &EngineOptions) -> Result<(MemoryPlan, String)> {
     let catalog = Catalog::open(directory)?;
     let files = open_files(&catalog, options.access)?;
-    let threads = build_threads(options.threads)?;
-    let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
-    plan_for(&catalog, &model, threads.current_num_threads(), options)
+    let prepared = Prepared::new(&catalog, &files, options)?;
+    Ok((prepared.plan, prepared.budget_source))
+}
+
+/// All that stands before the first tile is read.
+struct Prepared {
+    threads: rayon::ThreadPool,
+    model: BoundModel,
+    plan: MemoryPlan,
+    budget_source: String,
+}
+
+impl Prepared {
+    fn new(catalog: &Catalog, files: &[WeightFile], options: &EngineOptions) -> Result<Self> {
+        let threads = build_threads(options.threads)?;
+        let model = threads.install(|| bind(catalog, files, options.tile_bytes))?;
+        let (budget, budget_source) = match options.budget {
+            Some(budget) => (budget, "as asked for".to_owned()),
+            None => automatic_budget()?,
+        };
+        let footprint = footprint::of(catalog, &model, threads.current_num_threads(), options);
+        let request = PlanRequest { budget, positions: options.positions, chunk: options.chunk };
+        let plan = MemoryPlan::new(&footprint, &request)?;
+        Ok(Prepared { threads, model, plan, budget_source })
+    }
 }
 
 fn open_files(catalog: &Catalog, access: Access) -> Result<Arc<Vec<WeightFile>>> {
@@ -244,21 +264,6 @@ fn build_threads(threads: Option<usize>) -> Result<rayon::ThreadPool> {
                 "choose fewer --threads, or raise the limit on processes (ulimit -u)",
             )
         })
-}
-
-fn plan_for(
-    catalog: &Catalog,
-    model: &BoundModel,
-    threads: usize,
-    options: &EngineOptions,
-) -> Result<(MemoryPlan, String)> {
-    let (budget, source) = match options.budget {
-        Some(budget) => (budget, "as asked for".to_owned()),
-        None => automatic_budget()?,
-    };
-    let footprint = footprint::of(catalog, model, threads, options);
-    let request = PlanRequest { budget, positions: options.positions, chunk: options.chunk };
-    Ok((MemoryPlan::new(&footprint, &request)?, source))
 }
 
 /// What the tightest limit leaves after a margin for everybody else.

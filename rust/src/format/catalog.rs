@@ -5,6 +5,7 @@
 //! exists, has the right shape or ends inside its file.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -82,8 +83,8 @@ pub struct Catalog {
     pub unknown_config_keys: Vec<String>,
     /// The shards; [`FileId`] counts in this list.
     pub files: Vec<ShardFile>,
-    /// The routed experts.
-    pub experts: ExpertTable,
+    /// The routed experts; shared with the cache that reads them.
+    pub experts: Arc<ExpertTable>,
     /// Tensors of the image part.
     pub ignored: TensorTally,
     /// What stands before every text tensor's name: nothing or [`tensor_names::PREFIX`].
@@ -128,7 +129,7 @@ impl Catalog {
             config,
             unknown_config_keys: config_file.unknown_keys,
             files,
-            experts,
+            experts: Arc::new(experts),
             ignored: text.ignored,
             prefix: text.prefix,
             trunk,

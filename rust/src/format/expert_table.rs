@@ -120,6 +120,11 @@ impl ExpertTable {
         self.rows.iter().enumerate().filter_map(|(layer, row)| row.map(|_| layer))
     }
 
+    /// Layers of the model, with and without experts.
+    pub fn model_layers(&self) -> usize {
+        self.rows.len()
+    }
+
     /// Experts of one expert layer; 0 if no layer has any.
     pub fn experts_per_layer(&self) -> usize {
         self.experts_per_layer

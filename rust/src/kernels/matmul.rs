@@ -4,17 +4,16 @@
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::avx2;
 use crate::kernels::backend::{Backend, Kind};
-use crate::kernels::matrix::Matrix;
+use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::scalar;
 
 /// Stored bytes that one task multiplies: small enough that a core taken by
 /// another process costs its share and no more, large enough to hide the
 /// hand-over.
 const TASK_BYTES: usize = 256 << 10;
-
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::avx2;
 
 /// `out[row, token] = dot(matrix[row], x[token])` on this thread.
 ///
@@ -51,9 +50,8 @@ pub fn weighted_sum(
 /// Rows of a task, so that it multiplies about [`TASK_BYTES`].
 pub fn task_rows(matrix: Matrix<'_>) -> usize {
     let bytes = match matrix.weights() {
-        crate::kernels::matrix::Weights::Mxfp4 { packed, .. } => packed.len(),
-        crate::kernels::matrix::Weights::Bf16(bytes)
-        | crate::kernels::matrix::Weights::F32(bytes) => bytes.len(),
+        Weights::Mxfp4 { packed, .. } => packed.len(),
+        Weights::Bf16(bytes) | Weights::F32(bytes) => bytes.len(),
     };
     let row_bytes = (bytes / matrix.rows().max(1)).max(1);
     (TASK_BYTES / row_bytes).max(1).next_multiple_of(16)

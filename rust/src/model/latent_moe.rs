@@ -46,23 +46,21 @@ pub fn forward(
     let batch = pass.experts.request(layer, &wanted);
 
     // While the experts are read:
-    let before = meanwhile(config.activation, weights, x, pass);
+    let latent = weights.latent.as_ref().map(|[down, _]| pass.matmul(down, x)).transpose()?;
+    let shared = weights.shared.as_ref();
+    let shared =
+        shared.map(|mlp| dense_ffn::forward(config.activation, mlp, x, pass)).transpose()?;
+
     let width = moe.latent_dim.unwrap_or(config.hidden_size);
     let activation = config.activation;
     let experts = Experts { moe, weights, layer, width, activation, backend };
     let mut outputs = vec![0.0; tokens * moe.experts_per_token * width];
-    let finished = match &before {
-        Ok((latent, _)) => {
-            let latent = latent.as_deref().unwrap_or(x);
-            pass.experts.finish(batch, |expert, bytes| {
-                let visit = visits.iter().find(|visit| visit.expert == expert);
-                visit.map_or(Ok(()), |visit| experts.visit(visit, bytes, latent, &mut outputs))
-            })
-        }
-        Err(_) => pass.experts.finish(batch, |_, _| Ok(())),
-    };
-    let (_, shared) = before?;
-    finished?;
+    let latent = latent.as_deref().unwrap_or(x);
+    pass.experts.finish(batch, |expert, bytes| {
+        let visit = visits.binary_search_by_key(&expert, |visit| visit.expert);
+        let visit = visit.expect("the cache hands out what was asked for");
+        experts.visit(&visits[visit], bytes, latent, &mut outputs)
+    })?;
 
     let mut sum = experts.weighted_sum(&routes, &outputs);
     if let Some(norm) = &weights.latent_norm {
@@ -80,21 +78,6 @@ pub fn forward(
         }
     }
     Ok((out, routes))
-}
-
-/// The latent of every token, and the output of the shared experts.
-type Meanwhile = (Option<Vec<f32>>, Option<Vec<f32>>);
-
-fn meanwhile(
-    activation: Activation,
-    weights: &MoeWeights,
-    x: &[f32],
-    pass: &mut Pass<'_>,
-) -> Result<Meanwhile> {
-    let latent = weights.latent.as_ref().map(|[down, _]| pass.matmul(down, x)).transpose()?;
-    let shared = weights.shared.as_ref();
-    let shared = shared.map(|mlp| dense_ffn::forward(activation, mlp, x, pass)).transpose()?;
-    Ok((latent, shared))
 }
 
 /// The routed experts of one layer and chunk.

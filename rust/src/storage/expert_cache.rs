@@ -94,14 +94,15 @@ fn runs_of(parts: &[Extent; 6]) -> (Vec<Extent>, [(usize, usize); 6]) {
 }
 
 /// Bytes of one slot: room for the expert that needs most.
-pub fn slot_bytes(table: &ExpertTable, experts: usize) -> usize {
-    let all = table.layers().flat_map(|layer| (0..experts).map(move |expert| (layer, expert)));
+pub fn slot_bytes(table: &ExpertTable) -> usize {
+    let experts = 0..table.experts_per_layer();
+    let all = table.layers().flat_map(|layer| experts.clone().map(move |expert| (layer, expert)));
     all.map(|(layer, expert)| room_for(&runs_of(&table.parts(layer, expert)).0)).max().unwrap_or(0)
 }
 
 impl ExpertCache {
     /// A cache of `slots` empty slots of `slot_bytes` each over the experts of
-    /// `table`, for a model of `layers` layers with `experts` experts each.
+    /// `table`; what it costs is added to `counters`.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] when memory for a slot cannot be mapped, or when
@@ -109,10 +110,9 @@ impl ExpertCache {
     pub fn new(
         queue: Arc<dyn ReadQueue>,
         table: Arc<ExpertTable>,
-        layers: usize,
-        experts: usize,
         slots: usize,
         slot_bytes: usize,
+        counters: Arc<Counters>,
     ) -> Result<Self> {
         if slots == 0 && table.expert_count() > 0 {
             return Err(Error::invalid(
@@ -121,6 +121,7 @@ impl ExpertCache {
             ));
         }
         let (reply, replies) = channel();
+        let everywhere = std::iter::repeat_n(table.experts_per_layer(), table.model_layers());
         Ok(ExpertCache {
             queue,
             table,
@@ -129,17 +130,12 @@ impl ExpertCache {
                 .collect::<Result<_>>()?,
             empty: (0..slots).rev().collect(),
             slot_of: HashMap::new(),
-            eviction: Eviction::new(std::iter::repeat_n(experts, layers)),
+            eviction: Eviction::new(everywhere),
             batch: Pending::default(),
             reply,
             replies,
-            counters: Arc::default(),
+            counters,
         })
-    }
-
-    /// What was asked for and read since open.
-    pub fn counters(&self) -> &Arc<Counters> {
-        &self.counters
     }
 
     /// Starts reading what is missing of `experts` (each once) of `layer`.

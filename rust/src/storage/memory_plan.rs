@@ -104,6 +104,8 @@ pub struct MemoryPlan {
     pub ring_buffers: usize,
     /// Expert slots.
     pub expert_slots: usize,
+    /// Bytes of one of them.
+    pub expert_slot_bytes: usize,
     /// Tokens of a chunk.
     pub chunk: usize,
     /// Which tiles are pinned.
@@ -280,6 +282,7 @@ impl Divider<'_> {
             ring_bytes,
             ring_buffers: ring_buffers as usize,
             expert_slots: slots as usize,
+            expert_slot_bytes: self.footprint.slot_bytes as usize,
             chunk,
             pinned,
         }

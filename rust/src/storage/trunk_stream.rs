@@ -92,7 +92,7 @@ impl TrunkStream {
     /// A stream over `tiles` of which those marked in `pinned` will stay;
     /// `head` is the first tile that only logits need. The ring has
     /// `ring_buffers` buffers (at least one), each for the largest tile that
-    /// passes it.
+    /// passes it. What the stream costs is added to `counters`.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] when memory for the ring cannot be mapped.
@@ -102,6 +102,7 @@ impl TrunkStream {
         pinned: &[bool],
         head: TileIndex,
         ring_buffers: usize,
+        counters: Arc<Counters>,
     ) -> Result<Self> {
         assert_eq!(tiles.len(), pinned.len());
         let ring_buffers = ring_buffers.max(1);
@@ -131,7 +132,7 @@ impl TrunkStream {
             tiles,
             reply,
             replies,
-            counters: Arc::default(),
+            counters,
         })
     }
 
@@ -177,11 +178,6 @@ impl TrunkStream {
         self.sweep.next = tile + 1;
         let _ = self.read_ahead();
         Ok(result)
-    }
-
-    /// What was read and waited for since open.
-    pub fn counters(&self) -> &Arc<Counters> {
-        &self.counters
     }
 
     /// Waits until `tile` is here or has failed, and takes it off the list of
