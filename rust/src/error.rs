@@ -101,6 +101,9 @@ impl Error {
                 std::io::ErrorKind::PermissionDenied => {
                     Some("the file must be readable by this user".into())
                 }
+                std::io::ErrorKind::UnexpectedEof => {
+                    Some("the file is shorter than when it was opened: get it again".into())
+                }
                 _ => None,
             },
             Error::Checkpoint { hint, .. } | Error::InvalidInput { hint, .. } => Some(hint.clone()),

@@ -3,6 +3,7 @@
 use crate::engine::control::Control;
 use crate::engine::{Engine, Streams};
 use crate::error::Result;
+use crate::io::file::WeightFile;
 use crate::model::attention_residuals::ResidualStream;
 use crate::model::pass::Pass;
 use crate::model::router::Route;
@@ -62,7 +63,9 @@ impl Engine {
         self.threads.install(|| {
             trunk.begin_sweep(wanted.logits != Logits::None);
             let mut pass = Pass { backend: self.backend, trunk, experts, tokens: ids.len() };
-            self.walk(state, ids, wanted, control, &mut pass)
+            let output = self.walk(state, ids, wanted, control, &mut pass)?;
+            self.files.iter().try_for_each(WeightFile::check_unchanged)?;
+            Ok(output)
         })
     }
 

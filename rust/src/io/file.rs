@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::error::{Error, Result};
 use crate::io::buffer::{AlignedBuffer, PAGE};
@@ -34,6 +35,8 @@ pub enum Access {
 pub struct WeightFile {
     path: PathBuf,
     length: u64,
+    /// `None` where the file system keeps no times.
+    modified: Option<SystemTime>,
     buffered: File,
     direct: Option<Direct>,
     why: String,
@@ -52,8 +55,7 @@ impl WeightFile {
     /// [`Error::Io`] when the file cannot be opened or measured.
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         let buffered = File::open(path).map_err(|source| Error::io("open", path, source))?;
-        let length =
-            buffered.metadata().map_err(|source| Error::io("measure", path, source))?.len();
+        let (length, modified) = content_version(path, &buffered)?;
         let probed = match access {
             Access::Auto => probe_direct(path, length),
             Access::Buffered => Err("buffered reads were asked for".into()),
@@ -65,7 +67,7 @@ impl WeightFile {
             }
             Err(why) => (None, why),
         };
-        Ok(WeightFile { path: path.to_owned(), length, buffered, direct, why })
+        Ok(WeightFile { path: path.to_owned(), length, modified, buffered, direct, why })
     }
 
     /// Its path, as opened.
@@ -86,6 +88,25 @@ impl WeightFile {
     /// Why reads are direct or not, in words.
     pub fn why(&self) -> &str {
         &self.why
+    }
+
+    /// Finds out whether the file was written to since it was opened: what was
+    /// read of it would then be of two models.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] when its size or time of modification differs,
+    /// [`Error::Io`] when it cannot be asked.
+    pub fn check_unchanged(&self) -> Result<()> {
+        if content_version(&self.path, &self.buffered)? == (self.length, self.modified) {
+            return Ok(());
+        }
+        Err(Error::Checkpoint {
+            path: self.path.clone(),
+            tensor: None,
+            expected: "the file as it was opened".into(),
+            found: "that it changed while it was in use".into(),
+            hint: "open the model again, and let nothing write to its files meanwhile".into(),
+        })
     }
 
     /// Reads exactly `out.len()` bytes through the page cache: for small pieces
@@ -216,6 +237,12 @@ impl WeightFile {
 
     #[cfg(not(target_os = "linux"))]
     fn drop_from_cache(&self, _offset: u64, _length: usize) {}
+}
+
+/// What changes with the content: size and time of modification.
+fn content_version(path: &Path, file: &File) -> Result<(u64, Option<SystemTime>)> {
+    let metadata = file.metadata().map_err(|source| Error::io("measure", path, source))?;
+    Ok((metadata.len(), metadata.modified().ok()))
 }
 
 /// Opens `path` for direct reads and proves with one read that they work.

@@ -100,7 +100,7 @@ pub struct MemoryPlan {
     pub pinned_fraction: f64,
     /// Bytes of the ring.
     pub ring_bytes: u64,
-    /// Buffers of the ring.
+    /// Tiles that are read ahead; the ring needs no more buffers than tiles that pass it.
     pub ring_buffers: usize,
     /// Expert slots.
     pub expert_slots: usize,
@@ -266,9 +266,9 @@ impl Divider<'_> {
         let pinned_bytes = self.pinned_bytes(&pinned);
         let total: u64 = self.footprint.tiles.iter().sum();
         let largest = self.largest_tile();
-        let streamed = pinned.iter().any(|pinned| !pinned);
         let ring_buffers = ring / largest.max(1);
-        let ring_bytes = if streamed { ring_buffers * largest } else { 0 };
+        let streamed = pinned.iter().filter(|pinned| !**pinned).count() as u64;
+        let ring_bytes = ring_buffers.min(streamed) * largest;
         let mut entries = self.fixed(chunk);
         entries.push(PlanEntry { name: "ring", bytes: ring_bytes });
         entries.push(PlanEntry { name: "pinned tiles", bytes: pinned_bytes });
