@@ -8,7 +8,7 @@ from typing import Any
 
 from rich import progress
 from rich.console import Console as Terminal
-from rich.console import ConsoleOptions, Group, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
@@ -22,46 +22,56 @@ def print_error(message: str, hint: str | None = None) -> None:
         _write(sys.stderr, f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
-class _Tail:
-    """The end of a growing text, as much as the terminal has room for above a bar."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def append(self, text: str) -> None:
-        """More of the text."""
-        self.text += text
-
-    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
-        lines = Text(self.text).wrap(console, options.max_width)
-        yield from lines[-max(1, console.size.height - 2) :]
-
-
 class LayerProgress:
-    """Shows how far a sweep is and what the run has cost; nothing where nobody looks."""
+    """Shows how far a sweep is and what the run has cost; nothing where nobody looks.
 
-    def __init__(self, bar: progress.Progress | None = None) -> None:
+    With `shows_answer` the end of the answer grows above, as much as there is room for.
+    """
+
+    def __init__(self, bar: progress.Progress | None = None, *, shows_answer: bool = False) -> None:
         self._bar = bar
         self._cost: Callable[[], str] | None = None
-        self.tail: _Tail | None = None
-        """The answer until now, if it is shown here and not written to stdout yet."""
+        self._cost_now = ""
+        self.shows_answer = shows_answer
+        """Whether the answer is shown here and not written to stdout yet."""
+        self.answer = ""
+        """What there is of it."""
         if bar is not None:
-            self._task = bar.add_task("reading the prompt", total=None, cost="")
+            self._task = bar.add_task("reading the prompt", total=None)
 
-    def show_cost(self, cost: Callable[[], str]) -> None:
+    def begin(self, layers: int, cost: Callable[[], str]) -> None:
         """`cost` says in a few words what the run has cost until now."""
         self._cost = cost
+        self._update(completed=0, total=layers)
 
     def __call__(self, layers_done: int, layers: int) -> None:
-        """Called by the engine after each layer."""
-        if self._bar is not None:
-            cost = "" if self._cost is None else self._cost()
-            self._bar.update(self._task, completed=layers_done, total=layers, cost=cost)
+        """Called by the engine while it works."""
+        self._update(completed=layers_done, total=layers)
 
     def describe(self, text: str) -> None:
-        """What is being computed."""
+        """What is being computed from now on."""
+        self._update(completed=0, description=text)
+
+    def _update(self, **changes: Any) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, description=text, completed=0)
+            self._cost_now = "" if self._cost is None else self._cost()
+            self._bar.update(self._task, **changes)
+
+    def append(self, text: str) -> None:
+        """More of the answer."""
+        self.answer += text
+
+    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
+        # A full last line would wrap at the ^C that a terminal echoes behind it, and
+        # what is drawn over it afterwards would be a line off.
+        options = options.update(width=max(1, options.max_width - 4))
+        cost = list(Text(self._cost_now, style="dim").wrap(console, options.max_width))
+        if self.shows_answer and self.answer:
+            lines = Text(self.answer).wrap(console, options.max_width)
+            yield from lines[-max(1, console.size.height - 2 - len(cost)) :]
+        if self._bar is not None:
+            yield from console.render(self._bar, options)
+        yield from cost
 
 
 class Console:
@@ -115,21 +125,14 @@ class Console:
             progress.BarColumn(bar_width=20),
             progress.MofNCompleteColumn(),
             progress.TextColumn("layers"),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[cost]}"),
             console=terminal,
         )
-        shown = LayerProgress(bar)
-        if not _is_terminal(sys.stdout):
-            with Live(bar, console=terminal, transient=True, redirect_stdout=False):
-                yield shown
-            return
-        shown.tail = _Tail()
+        shown = LayerProgress(bar, shows_answer=_is_terminal(sys.stdout))
         try:
-            with Live(Group(shown.tail, bar), console=terminal, transient=True):
+            with Live(shown, console=terminal, transient=True, redirect_stdout=False):
                 yield shown
         finally:
-            self.answer(shown.tail.text)
+            self.answer(shown.answer)
 
     @contextmanager
     def step_progress(self, description: str) -> Iterator[Callable[[int, int], None] | None]:

@@ -21,6 +21,12 @@ class Run:
     open_seconds: float
     tokens: list[k3rs.Token] = field(default_factory=list)
     interrupted: bool = False
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since the model was open."""
+        return max(time.perf_counter() - self.started, 1e-9)
 
     @property
     def stop_reason(self) -> StopReason | Literal["interrupted"]:
@@ -86,43 +92,47 @@ def run_json(run: Run, model: k3rs.Model, options: Mapping[str, Any]) -> dict[st
 
 
 def summary(run: Run, model: k3rs.Model) -> Iterator[str]:
-    """The run in two lines: how long it took, and what bounded it."""
+    """The run in three lines: how long it took, what memory held, and what it cost."""
     report = model.report()
     io, experts = report["io"], report["experts"]
-    words = [
-        f"prompt of {len(run.prompt_ids)} in {run.prefill_seconds:.2f} s",
-        f"{len(run.tokens)} tokens ({run.stop_reason})",
-    ]
+    prompt = f"prompt of {len(run.prompt_ids)}"
+    if run.tokens:
+        words = [f"{prompt} in {run.prefill_seconds:.2f} s"]
+        words.append(f"{len(run.tokens)} tokens ({run.stop_reason})")
+    else:
+        words = [f"{prompt} given up after {run.elapsed_seconds:.2f} s"]
     if run.decode_seconds > 0:
         words.append(_pace((len(run.tokens) - 1) / run.decode_seconds))
     yield "; ".join(words)
     read = io["trunk_bytes_read"] + io["expert_bytes_read"]
-    seconds = sum(token.seconds for token in run.tokens)
     resident = 1 - io["trunk_bytes_read"] / max(1, io["trunk_bytes_used"])
     cached = experts["hits"] / max(1, experts["requests"])
+    yield f"found in memory: {resident:.1%} of the trunk, {cached:.1%} of the experts"
     yield (
-        f"found in memory: {resident:.1%} of the trunk, {cached:.1%} of the experts; "
-        f"read {format_size(read)}, waiting for it {io['read_wait_s'] / max(seconds, 1e-9):.0%} "
-        f"of the time; peak memory {format_size(report['memory']['peak_rss_bytes'])}"
+        f"read {format_size(read)}, {io['read_wait_s'] / run.elapsed_seconds:.0%} of the time "
+        f"waiting for it; peak memory {format_size(report['memory']['peak_rss_bytes'])}"
     )
 
 
 class LiveCost:
-    """What a run has cost until now, in a few words: bytes, rates, and time to go."""
+    """What a run has cost until now, in a few words: time, bytes, rates, and time to go."""
 
     def __init__(self, model: k3rs.Model, run: Run, max_tokens: int) -> None:
         self._model = model
         self._run = run
         self._max_tokens = max_tokens
-        self._started = time.perf_counter()
 
     def __call__(self) -> str:
         """The words, as of now."""
         report = self._model.report()
         io, experts = report["io"], report["experts"]
-        elapsed = max(time.perf_counter() - self._started, 1e-9)
+        elapsed = self._run.elapsed_seconds
         read = io["trunk_bytes_read"] + io["expert_bytes_read"]
-        words = [f"read {format_size(read)}", f"{format_size(read / elapsed)}/s"]
+        words = [
+            str(timedelta(seconds=int(elapsed))),
+            f"read {format_size(read)}",
+            f"{format_size(read / elapsed)}/s",
+        ]
         if experts["requests"]:
             words.append(f"{experts['hits'] / experts['requests']:.0%} of experts cached")
         steps = len(self._run.tokens) - 1

@@ -117,8 +117,8 @@ def _generate(
             on_routes=None if trace_file is None else trace_file.append,
         )
         cost = LiveCost(model, result, arguments.max_tokens)
-        progress.show_cost(cost)
-        write = console.answer if progress.tail is None else progress.tail.append
+        progress.begin(model.facts["model"]["layers"], cost)
+        write = progress.append if progress.shows_answer else console.answer
         try:
             for token in tokens:
                 result.tokens.append(token)
