@@ -94,18 +94,24 @@ fn check(form: Form, rows: usize, columns: usize, tokens: usize, offset: usize, 
     let mut summed_truth = vec![f32::NAN; tokens * columns];
     weighted_sum(Backend::SCALAR, matrix, &factors, tokens, &mut summed_truth);
 
-    // The stored form must not matter: the same weights as plain floats.
+    // The stored form must not matter: the same weights as plain floats, in the
+    // order in which the form takes its columns.
     let mut widened = vec![0.0; rows * columns];
     for (row, values) in widened.chunks_exact_mut(columns.max(1)).enumerate() {
         matrix.decode(row, 0, values);
     }
     let plain = Matrix::of_floats(rows, columns, &widened);
+    let arranged = matrix.arranged(&widened, columns);
+    let plain_arranged = Matrix::of_floats(rows, matrix.arranged_columns(), &arranged);
+    let x_arranged = matrix.arranged(x, columns);
 
     for backend in Backend::available() {
-        for matrix in [matrix, plain] {
+        for (matrix, x) in [(matrix, x), (plain_arranged, &*x_arranged)] {
             let mut out = vec![f32::NAN; rows * tokens];
             dot_rows(backend, matrix, x, tokens, &mut out);
             assert_eq!(bits(&out), bits(&truth), "{backend:?} dot");
+        }
+        for matrix in [matrix, plain] {
             let mut out = vec![f32::NAN; tokens * columns];
             weighted_sum(backend, matrix, &factors, tokens, &mut out);
             assert_eq!(bits(&out), bits(&summed_truth), "{backend:?} weighted sum");

@@ -433,7 +433,10 @@ fn a_shard_that_is_cut_off_while_running() {
             assert!(session.forward(&[1], LAST, &Control::default()).is_err());
 
             fs::write(&shard, whole).unwrap();
-            assert!(generated(&engine) == truth, "wrong bits once the file is whole again");
+            let error = generate(&mut Session::new(engine), &PROMPT, 4).unwrap_err();
+            assert!(error.to_string().contains("changed while"), "{error}");
+            let engine = Engine::open(copy.path(), &options).unwrap();
+            assert!(generated(&Arc::new(engine)) == truth, "once the file is whole again");
         }
     });
 }

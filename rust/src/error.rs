@@ -78,6 +78,14 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// The operating system has no memory or no thread left to give.
+    #[error("{problem}")]
+    System {
+        /// What it refused, in its own words.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
     /// A sweep was cancelled (Ctrl-C). Its session cannot go on.
     #[error("cancelled in layer {layer}")]
     Cancelled {
@@ -106,7 +114,9 @@ impl Error {
                 }
                 _ => None,
             },
-            Error::Checkpoint { hint, .. } | Error::InvalidInput { hint, .. } => Some(hint.clone()),
+            Error::Checkpoint { hint, .. }
+            | Error::InvalidInput { hint, .. }
+            | Error::System { hint, .. } => Some(hint.clone()),
             Error::Config { .. } => Some(
                 "use the config.json that came with the checkpoint, unchanged; a form that is \
                  not listed in the documentation is refused rather than guessed at"

@@ -16,12 +16,13 @@ use crate::format::catalog::Catalog;
 use crate::io::file::{Access, WeightFile};
 use crate::io::queue::ReadQueue;
 use crate::io::thread_queue::ThreadQueue;
+use crate::io::threads::compute_pool;
 use crate::kernels::backend::Backend;
 use crate::model::binding::{BoundModel, bind};
 use crate::storage::counters::Counters;
 use crate::storage::expert_cache::ExpertCache;
 use crate::storage::host_memory;
-use crate::storage::memory_plan::{Budget, MemoryPlan, PlanRequest, TILE_BYTES};
+use crate::storage::memory_plan::{Budget, Footprint, MemoryPlan, PlanRequest, TILE_BYTES};
 use crate::storage::trunk_stream::TrunkStream;
 
 pub use control::Control;
@@ -86,6 +87,8 @@ pub struct Engine {
 struct Streams {
     trunk: TrunkStream,
     experts: ExpertCache,
+    /// A file that something wrote to after it was opened.
+    changed: Option<usize>,
 }
 
 impl Engine {
@@ -93,12 +96,13 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Checkpoint`] for what is not understood,
-    /// [`Error::MemoryBudget`] before anything is loaded, [`Error::Io`].
+    /// [`Error::MemoryBudget`] before anything is loaded, [`Error::Io`],
+    /// [`Error::System`].
     pub fn open(directory: &Path, options: &EngineOptions) -> Result<Engine> {
-        let catalog = Catalog::open(directory)?;
-        let files = open_files(&catalog, options.access)?;
-        let queue = Arc::new(ThreadQueue::new(Arc::clone(&files), options.readers)?);
-        Engine::with_queue(catalog, files, queue, options)
+        let prepared = Prepared::open(directory, options)?;
+        // The last threads to start: the others cannot be fewer.
+        let queue = Arc::new(ThreadQueue::new(Arc::clone(&prepared.files), options.readers)?);
+        Engine::new(prepared, queue, options.backend)
     }
 
     /// [`Engine::open`] over any read queue: the seam for simulated disks.
@@ -111,8 +115,12 @@ impl Engine {
         queue: Arc<dyn ReadQueue>,
         options: &EngineOptions,
     ) -> Result<Engine> {
-        let Prepared { threads, model, plan, budget_source } =
-            Prepared::new(&catalog, &files, options)?;
+        let threads = compute_pool(options.threads)?;
+        Engine::new(Prepared::new(threads, catalog, files, options)?, queue, options.backend)
+    }
+
+    fn new(prepared: Prepared, queue: Arc<dyn ReadQueue>, backend: Backend) -> Result<Engine> {
+        let Prepared { threads, catalog, files, model, plan, budget_source } = prepared;
         let counters = Arc::new(Counters::default());
         let trunk = TrunkStream::new(
             Arc::clone(&queue),
@@ -135,9 +143,9 @@ impl Engine {
             model,
             plan,
             budget_source,
-            backend: options.backend,
+            backend,
             threads,
-            streams: Mutex::new(Streams { trunk, experts }),
+            streams: Mutex::new(Streams { trunk, experts, changed: None }),
             counters,
         })
     }
@@ -213,62 +221,64 @@ impl Engine {
     }
 }
 
+/// What is in the checkpoint in `directory`, without reading any weight.
+///
+/// # Errors
+/// As [`Catalog::open`], and [`Error::System`].
+pub fn inspect(directory: &Path) -> Result<Catalog> {
+    compute_pool(None)?.install(|| Catalog::open(directory))
+}
+
 /// The plan that [`Engine::open`] would follow, without loading any tile.
 ///
 /// # Errors
 /// As [`Engine::open`].
 pub fn plan(directory: &Path, options: &EngineOptions) -> Result<(MemoryPlan, String)> {
-    let catalog = Catalog::open(directory)?;
-    let files = open_files(&catalog, options.access)?;
-    let prepared = Prepared::new(&catalog, &files, options)?;
+    let prepared = Prepared::open(directory, options)?;
     Ok((prepared.plan, prepared.budget_source))
 }
 
 /// All that stands before the first tile is read.
 struct Prepared {
     threads: rayon::ThreadPool,
+    catalog: Catalog,
+    files: Arc<Vec<WeightFile>>,
     model: BoundModel,
     plan: MemoryPlan,
     budget_source: String,
 }
 
 impl Prepared {
-    fn new(catalog: &Catalog, files: &[WeightFile], options: &EngineOptions) -> Result<Self> {
-        let threads = build_threads(options.threads)?;
-        let model = threads.install(|| bind(catalog, files, options.tile_bytes))?;
+    fn open(directory: &Path, options: &EngineOptions) -> Result<Self> {
+        let threads = compute_pool(options.threads)?;
+        let catalog = threads.install(|| Catalog::open(directory))?;
+        let files = catalog.files.iter();
+        let files = files.map(|shard| WeightFile::open(&shard.path, options.access));
+        let files = Arc::new(files.collect::<Result<_>>()?);
+        Prepared::new(threads, catalog, files, options)
+    }
+
+    fn new(
+        threads: rayon::ThreadPool,
+        catalog: Catalog,
+        files: Arc<Vec<WeightFile>>,
+        options: &EngineOptions,
+    ) -> Result<Self> {
+        let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
+        let footprint = footprint::of(&catalog, &model, threads.current_num_threads(), options);
         let (budget, budget_source) = match options.budget {
             Some(budget) => (budget, "as asked for".to_owned()),
-            None => automatic_budget()?,
+            None => automatic_budget(&footprint)?,
         };
-        let footprint = footprint::of(catalog, &model, threads.current_num_threads(), options);
         let request = PlanRequest { budget, positions: options.positions, chunk: options.chunk };
         let plan = MemoryPlan::new(&footprint, &request)?;
-        Ok(Prepared { threads, model, plan, budget_source })
+        Ok(Prepared { threads, catalog, files, model, plan, budget_source })
     }
 }
 
-fn open_files(catalog: &Catalog, access: Access) -> Result<Arc<Vec<WeightFile>>> {
-    let files = catalog.files.iter().map(|shard| WeightFile::open(&shard.path, access));
-    Ok(Arc::new(files.collect::<Result<_>>()?))
-}
-
-fn build_threads(threads: Option<usize>) -> Result<rayon::ThreadPool> {
-    let count = threads.unwrap_or_else(host_memory::physical_cores);
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(count.max(1))
-        .thread_name(|index| format!("k3rs-{index}"))
-        .build()
-        .map_err(|error| {
-            Error::invalid(
-                format!("cannot start {count} compute threads: {error}"),
-                "choose fewer --threads, or raise the limit on processes (ulimit -u)",
-            )
-        })
-}
-
 /// What the tightest limit leaves after a margin for everybody else.
-fn automatic_budget() -> Result<(Budget, String)> {
-    let Some(limit) = host_memory::available() else {
+fn automatic_budget(footprint: &Footprint) -> Result<(Budget, String)> {
+    let Some(limit) = host_memory::available(footprint.process_bytes) else {
         return Err(Error::invalid(
             "this system does not tell how much memory is available",
             "give the budget: --memory 8GB",

@@ -2,8 +2,7 @@
 
 use crate::engine::control::Control;
 use crate::engine::{Engine, Streams};
-use crate::error::Result;
-use crate::io::file::WeightFile;
+use crate::error::{Error, Result};
 use crate::model::attention_residuals::ResidualStream;
 use crate::model::pass::Pass;
 use crate::model::router::Route;
@@ -59,14 +58,27 @@ impl Engine {
         // Locked here and not on a compute thread: one that waits for its part
         // of a product may be handed another session's sweep meanwhile.
         let mut streams = self.streams();
-        let Streams { trunk, experts } = &mut *streams;
-        self.threads.install(|| {
+        let Streams { trunk, experts, changed } = &mut *streams;
+        let output = self.threads.install(|| {
             trunk.begin_sweep(wanted.logits != Logits::None);
             let mut pass = Pass { backend: self.backend, trunk, experts, tokens: ids.len() };
-            let output = self.walk(state, ids, wanted, control, &mut pass)?;
-            self.files.iter().try_for_each(WeightFile::check_unchanged)?;
-            Ok(output)
-        })
+            self.walk(state, ids, wanted, control, &mut pass)
+        });
+        // For good: what was read of a changed file stays in memory, even if the
+        // file is put back.
+        *changed = changed.or_else(|| self.files.iter().position(|file| !file.is_unchanged()));
+        match (output, *changed) {
+            (output, None) => output,
+            // A file that was cut off: this says where.
+            (Err(error @ Error::Io { .. }), _) => Err(error),
+            (_, Some(file)) => Err(Error::Checkpoint {
+                path: self.files[file].path().to_owned(),
+                tensor: None,
+                expected: "the file as it was opened".into(),
+                found: "that it changed while it was in use".into(),
+                hint: "open the model again, and let nothing write to its files meanwhile".into(),
+            }),
+        }
     }
 
     fn walk(

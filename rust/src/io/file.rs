@@ -90,23 +90,11 @@ impl WeightFile {
         &self.why
     }
 
-    /// Finds out whether the file was written to since it was opened: what was
-    /// read of it would then be of two models.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] when its size or time of modification differs,
-    /// [`Error::Io`] when it cannot be asked.
-    pub fn check_unchanged(&self) -> Result<()> {
-        if content_version(&self.path, &self.buffered)? == (self.length, self.modified) {
-            return Ok(());
-        }
-        Err(Error::Checkpoint {
-            path: self.path.clone(),
-            tensor: None,
-            expected: "the file as it was opened".into(),
-            found: "that it changed while it was in use".into(),
-            hint: "open the model again, and let nothing write to its files meanwhile".into(),
-        })
+    /// Whether nothing wrote to the file since it was opened, by its size and
+    /// time of modification. Else what was read of it may be of two models.
+    pub fn is_unchanged(&self) -> bool {
+        content_version(&self.path, &self.buffered)
+            .is_ok_and(|version| version == (self.length, self.modified))
     }
 
     /// Reads exactly `out.len()` bytes through the page cache: for small pieces

@@ -6,3 +6,4 @@ pub mod file;
 pub mod queue;
 pub mod sim_queue;
 pub mod thread_queue;
+pub mod threads;

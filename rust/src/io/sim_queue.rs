@@ -14,10 +14,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::io::extent::Extent;
 use crate::io::file::WeightFile;
 use crate::io::queue::{ReadQueue, ReadRequest, perform_by};
+use crate::io::threads::not_started;
 
 /// Raw code of an input/output error.
 const EIO: i32 = 5;
@@ -121,7 +122,7 @@ impl SimulatedQueue {
     /// Starts the thread that answers requests for `files`.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when the thread cannot be started.
+    /// [`crate::Error::System`] when the thread cannot be started.
     pub fn new(files: Arc<Vec<WeightFile>>, how: Misbehaviour) -> Result<Self> {
         let state = State {
             how: Arc::new(how),
@@ -135,12 +136,7 @@ impl SimulatedQueue {
         let server = std::thread::Builder::new()
             .name("k3rs-simulated-disk".into())
             .spawn(move || serving.serve())
-            .map_err(|error| {
-                Error::invalid(
-                    format!("cannot start the thread of a simulated disk: {error}"),
-                    "raise the limit on the number of processes (ulimit -u)",
-                )
-            })?;
+            .map_err(|error| not_started("the thread of a simulated disk", &error))?;
         Ok(SimulatedQueue { shared, server: Some(server) })
     }
 

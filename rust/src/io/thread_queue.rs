@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::io::file::WeightFile;
 use crate::io::queue::{ReadQueue, ReadRequest, Urgency, perform};
+use crate::io::threads::not_started;
 
 /// A queue served by reader threads until it is dropped.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl ThreadQueue {
     /// Starts `threads` readers over `files`, fewer if the system allows no more.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when not even one thread can be started.
+    /// [`crate::Error::System`] when not even one thread can be started.
     pub fn new(files: Arc<Vec<WeightFile>>, threads: usize) -> Result<Self> {
         let shared = Arc::new(Shared { files, waiting: Mutex::default(), changed: Condvar::new() });
         let mut readers = Vec::new();
@@ -47,10 +48,7 @@ impl ThreadQueue {
             match reader {
                 Ok(reader) => readers.push(reader),
                 Err(error) if readers.is_empty() => {
-                    return Err(Error::invalid(
-                        format!("cannot start a reader thread: {error}"),
-                        "raise the limit on the number of processes (ulimit -u)",
-                    ));
+                    return Err(not_started("a reader thread", &error));
                 }
                 Err(_) => break,
             }

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::mxfp4::{GROUP, GROUP_BYTES, SHUFFLE_TABLES};
+use crate::kernels::mxfp4::{GROUP, GROUP_BYTES, PAIR, SHUFFLE_TABLES};
 use crate::kernels::scalar::{BLOCK, CHAIN, LANES};
 
 /// Rows of the panel that several tokens share.
@@ -24,7 +24,7 @@ const PREFETCH_BYTES: usize = 4096;
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
     let (rows, columns) = (matrix.rows(), matrix.columns());
-    assert!(x.len() == tokens * columns && out.len() == rows * tokens);
+    assert!(x.len() == tokens * matrix.arranged_columns() && out.len() == rows * tokens);
     if tokens > 1 {
         return dot_rows_by_panels(matrix, x, tokens, out);
     }
@@ -143,28 +143,22 @@ fn dot_plain<Row: PlainRow, const R: usize>(bytes: &[u8], x: &[f32], out: &mut [
     *out = wide.map(|wide| total(wide));
 }
 
-/// `R` MXFP4 rows with one token.
+/// `R` MXFP4 rows with one token, whose `x` is arranged.
 #[target_feature(enable = "avx2,fma")]
 fn dot_mxfp4<const R: usize>(matrix: Matrix<'_>, x: &[f32], out: &mut [f32; R]) {
-    let Weights::Mxfp4 { packed, scales } = matrix.weights() else { unreachable!() };
-    let groups = matrix.columns() / GROUP;
-    let x = x.as_chunks::<GROUP>().0;
-    let packed = packed.as_chunks::<GROUP_BYTES>().0;
-    let packed: [_; R] = std::array::from_fn(|row| &packed[row * groups..][..groups]);
-    let scales: [_; R] = std::array::from_fn(|row| &scales[row * groups..][..groups]);
+    let rows: [Mxfp4Row<'_>; R] = std::array::from_fn(|row| Mxfp4Row::of(matrix, row));
+    let pairs = x.as_chunks::<PAIR>().0;
     let mut wide = [_mm256_setzero_pd(); R];
-    for first in (0..groups).step_by(BLOCK / GROUP) {
+    for (block, pairs) in pairs.chunks(BLOCK / PAIR).enumerate() {
         let mut lanes = [_mm256_setzero_ps(); R];
-        for group in first..groups.min(first + BLOCK / GROUP) {
-            let x = &x[group];
-            for row in 0..R {
-                let packed = &packed[row][group];
-                _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(PREFETCH_BYTES).cast());
-                let weights = decode_group(packed, scales[row][group]);
-                for (step, weights) in weights.into_iter().enumerate() {
-                    // SAFETY: four steps of eight columns are the 32 of the group.
+        for (pair, x) in pairs.iter().enumerate() {
+            for (row, lane) in rows.iter().zip(&mut lanes) {
+                for (step, weights) in
+                    row.pair(block * (BLOCK / PAIR) + pair).into_iter().enumerate()
+                {
+                    // SAFETY: eight steps of eight places are the 64 of the pair.
                     let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(step * LANES)) };
-                    lanes[row] = _mm256_fmadd_ps(weights, x, lanes[row]);
+                    *lane = _mm256_fmadd_ps(weights, x, *lane);
                 }
             }
         }
@@ -175,37 +169,85 @@ fn dot_mxfp4<const R: usize>(matrix: Matrix<'_>, x: &[f32], out: &mut [f32; R]) 
     *out = wide.map(|wide| total(wide));
 }
 
-/// The 32 scaled values of a group in column order.
+/// The groups of one packed row.
+#[derive(Clone, Copy)]
+struct Mxfp4Row<'a> {
+    packed: &'a [[u8; GROUP_BYTES]],
+    scales: &'a [u8],
+}
+
+impl<'a> Mxfp4Row<'a> {
+    #[inline]
+    fn of(matrix: Matrix<'a>, row: usize) -> Self {
+        let Weights::Mxfp4 { packed, scales } = matrix.weights() else { unreachable!() };
+        let groups = matrix.columns() / GROUP;
+        let packed = &packed.as_chunks::<GROUP_BYTES>().0[row * groups..][..groups];
+        Mxfp4Row { packed, scales: &scales[row * groups..][..groups] }
+    }
+
+    /// The scaled values of pair `index` in the order of `mxfp4::ARRANGED`; a
+    /// group that is missing at the end of the row counts as zeros.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn pair(&self, index: usize) -> [__m256; 8] {
+        if let Some(packed) = self.packed.get(2 * index..2 * index + 2) {
+            let first = packed.as_ptr();
+            _mm_prefetch::<_MM_HINT_T0>(first.wrapping_byte_add(PREFETCH_BYTES).cast());
+            // SAFETY: two groups of sixteen bytes, and as many scales as groups.
+            let (packed, scales) = unsafe {
+                let scales = self.scales.as_ptr().add(2 * index);
+                (_mm256_loadu_si256(first.cast()), [*scales, *scales.add(1)])
+            };
+            return decode_pair(packed, scales);
+        }
+        // SAFETY: an array of sixteen bytes.
+        let last = unsafe { _mm_loadu_si128(self.packed[2 * index].as_ptr().cast()) };
+        decode_pair(_mm256_zextsi128_si256(last), [self.scales[2 * index], 0])
+    }
+}
+
+/// The 64 scaled values of two groups in the order of `mxfp4::ARRANGED`.
 ///
 /// A scaled value is a bfloat16 (see `mxfp4`), so two byte shuffles with the
-/// tables of the scale give the high and the low bytes of all 32 at once. The
-/// first shuffle puts nibbles where interleaving the two will leave column `j`
-/// in the low and column `j + 8` in the high half of the 32-bit word `j`.
+/// tables of the scale give the high and the low bytes of all low nibbles, and
+/// two more those of the high nibbles. Interleaving them gives bfloat16 pairs,
+/// which a shift and a mask make floats.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn decode_group(packed: &[u8; GROUP_BYTES], scale: u8) -> [__m256; 4] {
-    let order = _mm256_setr_epi8(
-        0, 4, 0, 4, 1, 5, 1, 5, 8, 12, 8, 12, 9, 13, 9, 13, 2, 6, 2, 6, 3, 7, 3, 7, 10, 14, 10, 14,
-        11, 15, 11, 15,
-    );
-    let [high, low] = &SHUFFLE_TABLES.0[usize::from(scale)];
-    let broadcast = |bytes: &[u8; 16]| {
-        // SAFETY: an array of sixteen bytes.
-        _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+fn decode_pair(packed: __m256i, scales: [u8; 2]) -> [__m256; 8] {
+    let tables = scales.map(|scale| &SHUFFLE_TABLES.0[usize::from(scale)]);
+    let table = |byte: usize| {
+        // SAFETY: arrays of sixteen bytes.
+        let [first, second] =
+            tables.map(|table| unsafe { _mm_load_si128(table[byte].as_ptr().cast()) });
+        _mm256_set_m128i(second, first)
     };
-    let bytes = _mm256_shuffle_epi8(broadcast(packed), order);
-    let nibbles = _mm256_blend_epi16::<0b1010_1010>(bytes, _mm256_srli_epi16::<4>(bytes));
-    let codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(0x0f));
-    let high = _mm256_shuffle_epi8(broadcast(high), codes);
-    let low = _mm256_shuffle_epi8(broadcast(low), codes);
-    let first = _mm256_unpacklo_epi8(low, high);
-    let second = _mm256_unpackhi_epi8(low, high);
+    let (high, low) = (table(0), table(1));
+    let nibble = _mm256_set1_epi8(0x0f);
     let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+    let even = _mm256_and_si256(packed, nibble);
+    let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
+    let [first, second, third, fourth] = {
+        let bytes = |codes| (_mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes));
+        let ((even_low, even_high), (odd_low, odd_high)) = (bytes(even), bytes(odd));
+        [
+            _mm256_unpacklo_epi8(even_low, even_high),
+            _mm256_unpackhi_epi8(even_low, even_high),
+            _mm256_unpacklo_epi8(odd_low, odd_high),
+            _mm256_unpackhi_epi8(odd_low, odd_high),
+        ]
+    };
+    let lower_half = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
+    let upper_half = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, upper));
     [
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(first)),
-        _mm256_castsi256_ps(_mm256_and_si256(first, upper)),
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(second)),
-        _mm256_castsi256_ps(_mm256_and_si256(second, upper)),
+        lower_half(first),
+        upper_half(first),
+        lower_half(second),
+        upper_half(second),
+        lower_half(third),
+        upper_half(third),
+        lower_half(fourth),
+        upper_half(fourth),
     ]
 }
 
@@ -239,7 +281,7 @@ fn dot_rows_by_panels(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f
 /// At most [`PANEL_ROWS`] rows with all tokens.
 #[target_feature(enable = "avx2,fma")]
 fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scratch: &mut Scratch) {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let (rows, columns) = (matrix.rows(), matrix.arranged_columns());
     scratch.wide.clear();
     scratch.wide.resize(rows * tokens * 4, 0.0);
     for first in (0..columns).step_by(BLOCK) {
@@ -270,21 +312,21 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
     }
 }
 
-/// Widens part of a row into floats.
+/// Widens part of a row, in the order in which products take it.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn decode_row(matrix: Matrix<'_>, row: usize, first: usize, out: &mut [f32]) {
-    let Weights::Mxfp4 { packed, scales } = matrix.weights() else {
-        return matrix.decode(row, first, out);
-    };
-    let first_group = (row * matrix.columns() + first) / GROUP;
-    let packed = packed[first_group * GROUP_BYTES..].as_chunks::<GROUP_BYTES>().0;
-    let groups = out.as_chunks_mut::<GROUP>().0.iter_mut();
-    for ((out, packed), scale) in groups.zip(packed).zip(&scales[first_group..]) {
-        for (step, values) in decode_group(packed, *scale).into_iter().enumerate() {
-            // SAFETY: four steps of eight columns are the 32 of the group.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(step * LANES), values) };
+    match matrix.weights() {
+        Weights::Mxfp4 { .. } => {
+            let row = Mxfp4Row::of(matrix, row);
+            for (pair, out) in out.as_chunks_mut::<PAIR>().0.iter_mut().enumerate() {
+                for (step, values) in row.pair(first / PAIR + pair).into_iter().enumerate() {
+                    // SAFETY: eight steps of eight places are the 64 of the pair.
+                    unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(step * LANES), values) };
+                }
+            }
         }
+        Weights::Bf16(_) | Weights::F32(_) => matrix.decode(row, first, out),
     }
 }
 
@@ -398,7 +440,7 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
             let count = CHAIN.min(rows - first);
             for i in 0..count {
                 let row = &mut scratch.panel[i * padded..][..columns];
-                decode_row(matrix, first + i, 0, row);
+                matrix.decode(first + i, 0, row);
             }
             for token in 0..tokens {
                 let factors = &factors[token * rows + first..][..count];

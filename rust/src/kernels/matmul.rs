@@ -19,8 +19,19 @@ const TASK_BYTES: usize = 256 << 10;
 ///
 /// `x` is `[tokens, columns]`, `out` `[rows, tokens]`; the order inside a sum is
 /// the contract of [`scalar`].
-#[allow(unsafe_code)]
 pub fn dot_rows(backend: Backend, matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+    dot_arranged(backend, matrix, &matrix.arranged(x, matrix.columns()), tokens, out);
+}
+
+/// [`dot_rows`] with `x` as [`Matrix::arranged`] returns it.
+#[allow(unsafe_code)]
+pub fn dot_arranged(
+    backend: Backend,
+    matrix: Matrix<'_>,
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
     match backend.kind() {
         Kind::Scalar => scalar::dot_rows(matrix, x, tokens, out),
         #[cfg(target_arch = "x86_64")]
@@ -69,10 +80,11 @@ pub fn matmul_by_rows(
         return;
     }
     let rows = task_rows(matrix);
+    let x = &matrix.arranged(x, matrix.columns());
     out.par_chunks_mut(rows * tokens).enumerate().for_each(|(task, out)| {
         let first = task * rows;
         let last = first + out.len() / tokens;
-        dot_rows(backend, matrix.row_range(first..last), x, tokens, out);
+        dot_arranged(backend, matrix.row_range(first..last), x, tokens, out);
     });
 }
 

@@ -1,5 +1,6 @@
 //! A matrix as it is stored: a view of bytes, of shape `[rows, columns]`.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::kernels::mxfp4;
@@ -81,6 +82,23 @@ impl<'a> Matrix<'a> {
             },
         };
         Matrix { rows: range.len(), columns: self.columns, weights }
+    }
+
+    /// Columns as products take them: see [`Matrix::arranged`].
+    pub fn arranged_columns(&self) -> usize {
+        match self.weights {
+            Weights::Bf16(_) | Weights::F32(_) => self.columns,
+            Weights::Mxfp4 { .. } => mxfp4::padded(self.columns),
+        }
+    }
+
+    /// Rows of `width` values, one for each column, in the order in which
+    /// products with this matrix take them: as they are, or [`mxfp4::ARRANGED`].
+    pub fn arranged<'x>(&self, values: &'x [f32], width: usize) -> Cow<'x, [f32]> {
+        match self.weights {
+            Weights::Bf16(_) | Weights::F32(_) => Cow::Borrowed(values),
+            Weights::Mxfp4 { .. } => Cow::Owned(mxfp4::arrange(values, width)),
+        }
     }
 
     /// Widens columns `first..first + out.len()` of one row, exactly.

@@ -14,6 +14,50 @@ pub const GROUP: usize = 32;
 /// Packed bytes of one group.
 pub const GROUP_BYTES: usize = GROUP / 2;
 
+/// Columns that the kernels decode at once: two groups.
+pub const PAIR: usize = 2 * GROUP;
+
+/// For each place of an arranged pair, the column of the pair that is there.
+///
+/// This is the order in which the byte shuffles of a register of eight floats
+/// leave the columns of two groups, the first group in its lower half: products
+/// take both factors in this order, which spares putting weights into another.
+pub const ARRANGED: [usize; PAIR] = arranged();
+
+const fn arranged() -> [usize; PAIR] {
+    // The columns of one register are four apart; these are the first ones.
+    let first = [0, 2, 16, 18, 1, 3, 17, 19];
+    let mut order = [0; PAIR];
+    let mut place = 0;
+    while place < PAIR {
+        let (register, lane) = (place / 8, place % 8);
+        order[place] = GROUP * (lane / 4) + first[register] + 4 * (lane % 4);
+        place += 1;
+    }
+    order
+}
+
+/// Rows of `width` values (whole groups) in the order [`ARRANGED`], each filled
+/// up with a group of zeros where it ends within a pair.
+pub fn arrange(values: &[f32], width: usize) -> Vec<f32> {
+    let mut arranged = Vec::with_capacity(values.len() / width.max(1) * padded(width));
+    for row in values.chunks_exact(width.max(1)) {
+        let (pairs, rest) = row.as_chunks::<PAIR>();
+        let mut last = [0.0; PAIR];
+        last[..rest.len()].copy_from_slice(rest);
+        let last = (!rest.is_empty()).then_some(&last);
+        for pair in pairs.iter().chain(last) {
+            arranged.extend(ARRANGED.map(|column| pair[column]));
+        }
+    }
+    arranged
+}
+
+/// Places that `columns` take when arranged.
+pub const fn padded(columns: usize) -> usize {
+    columns.next_multiple_of(PAIR)
+}
+
 /// The scale byte that the format defines as NaN.
 pub const SCALE_NAN: u8 = 255;
 

@@ -4,7 +4,8 @@
 //!
 //! `dot(w, x)` over `K` columns, whatever the form in which `w` is stored:
 //!
-//! 1. every stored weight is widened to float32, exactly;
+//! 1. every stored weight is widened to float32, exactly; where `w` is MXFP4,
+//!    both `w` and `x` are put into the order of [`crate::kernels::mxfp4::ARRANGED`];
 //! 2. columns are cut into blocks of [`BLOCK`] = 256; inside a block column `k`
 //!    belongs to lane `k % 8`, and each lane is one chain of fused
 //!    multiply-adds in float32, from +0, in column order: at most 32 steps;
@@ -38,24 +39,26 @@ pub const BLOCK: usize = LANES * CHAIN;
 
 /// `out[row, token] = dot(matrix[row], x[token])`.
 ///
-/// Shapes: `x` is `[tokens, columns]`, `out` is `[rows, tokens]`, where `tokens`
-/// follows from the lengths. The order inside a sum is the contract of this module.
+/// Shapes: `x` is `[tokens, columns]`, arranged as `matrix` wants it
+/// ([`Matrix::arranged`]), `out` is `[rows, tokens]`. The order inside a sum is
+/// the contract of this module.
 ///
 /// # Panics
 /// If the lengths do not agree with the shape of `matrix`.
 pub fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
-    assert!(x.len() == tokens * columns && out.len() == rows * tokens);
+    let (rows, columns, places) = (matrix.rows(), matrix.columns(), matrix.arranged_columns());
+    assert!(x.len() == tokens * places && out.len() == rows * tokens);
     let mut decoded = [0.0; BLOCK];
     let mut wide = vec![[0.0; 4]; tokens];
     for row in 0..rows {
         wide.fill([0.0; 4]);
         for first in (0..columns).step_by(BLOCK) {
-            let width = BLOCK.min(columns - first);
-            matrix.decode(row, first, &mut decoded[..width]);
+            let decoded = &mut decoded[..BLOCK.min(columns - first)];
+            matrix.decode(row, first, decoded);
+            let weights = matrix.arranged(decoded, decoded.len());
             for (token, wide) in wide.iter_mut().enumerate() {
-                let x = &x[token * columns + first..][..width];
-                fold(&block_lanes(&decoded[..width], x), wide);
+                let x = &x[token * places + first..][..weights.len()];
+                fold(&block_lanes(&weights, x), wide);
             }
         }
         for (out, wide) in out[row * tokens..].iter_mut().zip(&wide) {

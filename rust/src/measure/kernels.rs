@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::io::buffer::AlignedBuffer;
+use crate::io::threads::compute_pool;
 use crate::kernels::backend::Backend;
 use crate::kernels::matmul::matmul_by_rows;
 use crate::kernels::matrix::{Matrix, Weights};
@@ -100,17 +101,14 @@ impl Bench {
     /// Fills a pool of weights.
     ///
     /// # Errors
-    /// When it cannot be mapped or the threads not started.
-    pub fn new(backend: Backend, threads: usize, effort: Effort) -> Result<Self> {
-        let refused = |what: &str, error: &dyn std::fmt::Display| {
-            Error::invalid(format!("cannot {what} for measuring: {error}"), "free some memory")
-        };
-        let mut pool =
-            AlignedBuffer::new(effort.pool_bytes).map_err(|error| refused("map memory", &error))?;
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|error| refused("start threads", &error))?;
+    /// [`Error::System`] when it cannot be mapped or the threads not started.
+    pub fn new(backend: Backend, threads: Option<usize>, effort: Effort) -> Result<Self> {
+        let bytes = effort.pool_bytes;
+        let mut pool = AlignedBuffer::new(bytes).map_err(|error| Error::System {
+            problem: format!("the system has no {bytes} bytes of memory to measure with: {error}"),
+            hint: "end what else uses memory".into(),
+        })?;
+        let threads = compute_pool(threads)?;
         threads.install(|| fill(&mut pool));
         Ok(Bench { pool, threads, backend, effort })
     }

@@ -45,11 +45,11 @@ pub struct Measurement {
     pub foreign_cpu: Option<f64>,
 }
 
-/// Measures limits and kernels with `threads` threads.
+/// Measures limits and kernels with `threads` threads, or one a core.
 ///
 /// # Errors
 /// When the pool cannot be mapped or the threads not started.
-pub fn measure(backend: Backend, threads: usize, effort: Effort) -> Result<Measurement> {
+pub fn measure(backend: Backend, threads: Option<usize>, effort: Effort) -> Result<Measurement> {
     let watch = limits::ForeignWork::start();
     let bench = kernels::Bench::new(backend, threads, effort)?;
     let limits = bench.limits();

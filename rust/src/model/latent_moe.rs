@@ -10,7 +10,7 @@ use crate::format::config::{Activation, ModelConfig, MoeConfig};
 use crate::format::expert_table::ExpertPart;
 use crate::format::tensor_names;
 use crate::kernels::backend::Backend;
-use crate::kernels::matmul::{dot_rows, matmul_by_rows, scatter_rows, task_rows};
+use crate::kernels::matmul::{dot_arranged, matmul_by_rows, scatter_rows, task_rows};
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::mxfp4::SCALE_NAN;
 use crate::kernels::rms_norm::rms_norm_in_place;
@@ -138,13 +138,14 @@ impl Experts<'_> {
     ) -> Result<Vec<f32>> {
         let inner = self.moe.expert_width;
         let rows = task_rows(gate).div_ceil(2).next_multiple_of(16);
+        let x = &gate.arranged(x, self.width);
         let mut by_rows = vec![0.0; inner * users];
         by_rows.par_chunks_mut(rows * users).enumerate().try_for_each(|(task, gated)| {
             let first = task * rows;
             let last = first + gated.len() / users;
             let mut lifted = vec![0.0; gated.len()];
-            dot_rows(self.backend, gate.row_range(first..last), x, users, gated);
-            dot_rows(self.backend, up.row_range(first..last), x, users, &mut lifted);
+            dot_arranged(self.backend, gate.row_range(first..last), x, users, gated);
+            dot_arranged(self.backend, up.row_range(first..last), x, users, &mut lifted);
             // Before the activation, which saturates and would hide an infinity.
             check_finite(gated, located)?;
             check_finite(&lifted, located)?;

@@ -5,7 +5,6 @@ use serde_json::json;
 
 use crate::kernels::backend::Backend;
 use crate::measure::{self, Effort};
-use crate::storage::host_memory;
 
 /// Limits, kernels and foreign work as JSON text; `quick` only checks that all runs.
 #[pyfunction]
@@ -17,7 +16,6 @@ pub(super) fn bench(
     quick: bool,
 ) -> PyResult<String> {
     let backend = Backend::named(backend)?;
-    let threads = threads.unwrap_or_else(host_memory::physical_cores);
     let effort = if quick { Effort::CHECK } else { Effort::FULL };
     let measured = py.detach(|| measure::measure(backend, threads, effort))?;
     Ok(json!(measured).to_string())

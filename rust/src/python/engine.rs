@@ -8,7 +8,6 @@ use serde_json::json;
 
 use crate::engine::describe::describe;
 use crate::engine::{self, EngineOptions};
-use crate::format::catalog::Catalog;
 use crate::io::file::Access;
 use crate::kernels::backend::Backend;
 use crate::python::session::Session;
@@ -23,7 +22,7 @@ pub(super) fn available_backends() -> Vec<&'static str> {
 /// Facts about a checkpoint directory as JSON text.
 #[pyfunction]
 pub(super) fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    let catalog = py.detach(|| Catalog::open(&path))?;
+    let catalog = py.detach(|| crate::engine::inspect(&path))?;
     Ok(describe(&catalog).to_string())
 }
 

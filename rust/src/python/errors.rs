@@ -8,6 +8,7 @@ use crate::error::Error;
 import_exception!(k3rs.exceptions, CheckpointError);
 import_exception!(k3rs.exceptions, ConfigError);
 import_exception!(k3rs.exceptions, InputError);
+import_exception!(k3rs.exceptions, K3Error);
 import_exception!(k3rs.exceptions, MemoryBudgetError);
 import_exception!(k3rs.exceptions, NumericalFault);
 import_exception!(k3rs.exceptions, ReadError);
@@ -25,6 +26,7 @@ impl From<Error> for PyErr {
             }
             Error::NumericalFault { .. } => NumericalFault::new_err((message, hint)),
             Error::InvalidInput { .. } => InputError::new_err((message, hint)),
+            Error::System { .. } => K3Error::new_err((message, hint)),
             Error::SessionAborted => SessionError::new_err((message, hint)),
             Error::Cancelled { .. } => PyKeyboardInterrupt::new_err(()),
         }

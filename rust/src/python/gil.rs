@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use crate::engine::Control;
+use crate::io::threads::not_started;
 
 /// How often signals and progress are looked at.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -31,10 +32,16 @@ pub(super) fn run<T: Send>(
     let outcome = py.detach(|| {
         std::thread::scope(|scope| {
             let (alive, finished) = channel::<()>();
-            let worker = scope.spawn(|| {
-                let _alive = alive;
-                work(&control)
-            });
+            let worker = std::thread::Builder::new()
+                .spawn_scoped(scope, || {
+                    let _alive = alive;
+                    work(&control)
+                })
+                .map_err(|error| not_started("a thread to work on", &error));
+            let worker = match worker {
+                Ok(worker) => worker,
+                Err(error) => return Ok(Err(error)),
+            };
             let mut reported = 0;
             while finished.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let done = control.layers_done();

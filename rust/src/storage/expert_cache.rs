@@ -105,8 +105,8 @@ impl ExpertCache {
     /// `table`; what it costs is added to `counters`.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when memory for a slot cannot be mapped, or when
-    /// there are experts but no slot.
+    /// [`Error::System`] when memory for a slot cannot be mapped,
+    /// [`Error::InvalidInput`] when there are experts but no slot.
     pub fn new(
         queue: Arc<dyn ReadQueue>,
         table: Arc<ExpertTable>,

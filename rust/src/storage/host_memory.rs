@@ -6,25 +6,30 @@ use std::path::{Path, PathBuf};
 /// A limit and where it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// Bytes that this process may still take, its present size included.
+    /// Bytes that a plan may divide.
     pub bytes: u64,
     /// In words, for the report.
     pub source: String,
 }
 
 /// The tightest limit that applies, `None` where the system tells nothing.
-pub fn available() -> Option<MemoryLimit> {
-    available_below(Path::new("/"))
+///
+/// `planned` is what a plan will count for the process as it is. That much of
+/// its present size is available to the plan; the rest, such as another model,
+/// is not. Memory that others have only planned is not seen.
+pub fn available(planned: u64) -> Option<MemoryLimit> {
+    available_below(Path::new("/"), planned)
 }
 
 /// [`available`] with another root for `/proc` and `/sys`, for tests.
-pub fn available_below(root: &Path) -> Option<MemoryLimit> {
+pub fn available_below(root: &Path, planned: u64) -> Option<MemoryLimit> {
+    let own = resident_bytes(root).min(planned);
     let machine = read(&root.join("proc/meminfo")).and_then(|text| meminfo_available(&text));
     let machine = machine.map(|bytes| MemoryLimit {
-        bytes: bytes.saturating_add(resident_bytes(root)),
+        bytes: bytes.saturating_add(own),
         source: "available memory of the machine".into(),
     });
-    machine.into_iter().chain(group_limits(root)).min_by_key(|limit| limit.bytes)
+    machine.into_iter().chain(group_limits(root, own)).min_by_key(|limit| limit.bytes)
 }
 
 /// Peak resident size of this process in bytes, 0 where unknown.
@@ -51,9 +56,9 @@ fn kibibytes_after(text: &str, field: &str) -> Option<u64> {
 }
 
 /// What is left of the limits of this process's memory groups and of all groups
-/// above them. Cached file pages count as free: the kernel gives them up.
-fn group_limits(root: &Path) -> Vec<MemoryLimit> {
-    let own = resident_bytes(root);
+/// above them, with `own` bytes of this process. Cached file pages count as free:
+/// the kernel gives them up.
+fn group_limits(root: &Path, own: u64) -> Vec<MemoryLimit> {
     let mut limits = Vec::new();
     for line in read(&root.join("proc/self/cgroup")).unwrap_or_default().lines() {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -122,15 +127,6 @@ fn read(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok()
 }
 
-/// Physical cores that this process may run on: hyper-threads share the units
-/// that the kernels saturate.
-pub fn physical_cores() -> usize {
-    let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let siblings = read(Path::new("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"));
-    let per_core = siblings.map_or(1, |list| list.trim().split([',', '-']).count().max(1));
-    (logical / per_core).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,8 +151,10 @@ mod tests {
     #[test]
     fn without_groups_the_machine_decides() {
         let root = machine(2 << 20, "");
-        let limit = available_below(root.path()).expect("a limit");
+        let limit = available_below(root.path(), GIB).expect("a limit");
         assert_eq!(limit.bytes, 2 * GIB + (1 << 20));
+        let limit = available_below(root.path(), 1000).expect("a limit");
+        assert_eq!(limit.bytes, 2 * GIB + 1000);
     }
 
     #[test]
@@ -167,7 +165,7 @@ mod tests {
         write(root.path(), "sys/fs/cgroup/a/memory.current", "3221225472\n");
         let stat = "anon 1\ninactive_file 1073741824\n";
         write(root.path(), "sys/fs/cgroup/a/memory.stat", stat);
-        let limit = available_below(root.path()).expect("a limit");
+        let limit = available_below(root.path(), GIB).expect("a limit");
         // 4 GiB, of which others hold 3 - 1 (cached) GiB less this process.
         assert_eq!(limit.bytes, 2 * GIB + (1 << 20));
         assert!(limit.source.contains("/a"), "{}", limit.source);
@@ -179,6 +177,6 @@ mod tests {
         let base = "sys/fs/cgroup/memory/jobs";
         write(root.path(), &format!("{base}/memory.limit_in_bytes"), "2000000000\n");
         write(root.path(), &format!("{base}/one/memory.limit_in_bytes"), "9223372036854771712\n");
-        assert_eq!(available_below(root.path()).expect("a limit").bytes, 2_000_000_000);
+        assert_eq!(available_below(root.path(), GIB).expect("a limit").bytes, 2_000_000_000);
     }
 }

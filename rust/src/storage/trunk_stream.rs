@@ -95,7 +95,7 @@ impl TrunkStream {
     /// passes it. What the stream costs is added to `counters`.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] when memory for the ring cannot be mapped.
+    /// [`Error::System`] when memory for the ring cannot be mapped.
     pub fn new(
         queue: Arc<dyn ReadQueue>,
         tiles: &[Extent],
@@ -156,7 +156,7 @@ impl TrunkStream {
     /// Calls `use_tile` with the bytes of `tile`, waiting for them if need be.
     ///
     /// # Errors
-    /// [`Error::Io`] when the tile could not be read, [`Error::InvalidInput`]
+    /// [`Error::Io`] when the tile could not be read, [`Error::System`]
     /// when there is no memory for it; a later sweep tries again.
     ///
     /// # Panics
@@ -280,10 +280,8 @@ impl TrunkStream {
 
 /// A buffer, or an error that says what to do.
 pub(crate) fn map_buffer(bytes: usize) -> Result<AlignedBuffer> {
-    AlignedBuffer::new(bytes).map_err(|error| {
-        Error::invalid(
-            format!("the system has no {bytes} bytes of memory for a buffer: {error}"),
-            "choose a smaller --memory",
-        )
+    AlignedBuffer::new(bytes).map_err(|error| Error::System {
+        problem: format!("the system has no {bytes} bytes of memory for a buffer: {error}"),
+        hint: "choose a smaller --memory".into(),
     })
 }

@@ -16,12 +16,12 @@ mod released;
 mod target;
 mod weights;
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::io::threads::compute_pool;
 use config_document::ConfigDocument;
 use layout::Layout;
 use new_file::{NewFile, piece_count};
@@ -29,10 +29,6 @@ use target::{Target, refuse_used};
 
 /// Called after each step; an error, such as [`Error::Cancelled`], ends the work.
 pub type StepDone<'s> = dyn Fn() -> Result<()> + Sync + 's;
-
-fn default_threads() -> usize {
-    2 * std::thread::available_parallelism().map_or(1, NonZero::get)
-}
 
 /// What to make. The released sizes where nothing else is said.
 #[derive(Debug, Clone, Default)]
@@ -160,11 +156,7 @@ impl Synthesis {
     /// [`Error::Checkpoint`] if the file system has no room; [`Error::Io`];
     /// what `step_done` returns.
     pub fn write(&self, step_done: &StepDone<'_>) -> Result<u64> {
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads.unwrap_or_else(default_threads))
-            .thread_name(|number| format!("k3rs-synth-{number}"))
-            .build()
-            .map_err(|error| Error::invalid(error.to_string(), "ask for fewer threads"))?;
+        let threads = compute_pool(self.threads)?;
         let mut target = Target::create(&self.directory)?;
         self.check_room(target.free_bytes()?)?;
         for number in 0..self.layout.shard_count() {
