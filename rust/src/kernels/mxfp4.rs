@@ -4,9 +4,9 @@
 //! Byte `j` of a row holds columns `2j` (low nibble) and `2j + 1` (high
 //! nibble). Swapping the two gives a model that runs and talks nonsense.
 //!
-//! A value times its scale has at most two significant bits, so it fits a
-//! bfloat16, subnormal scales included; products above the float32 range are
-//! infinite and scale byte 255 is NaN, both as the format has it.
+//! A decoded value, scale included, has at most two significant bits and is exact
+//! in float32, subnormal scales included; values above its range are infinite and
+//! scale byte 255 is NaN, both as the format has it.
 
 /// Columns that share a scale.
 pub const GROUP: usize = 32;
@@ -17,21 +17,19 @@ pub const GROUP_BYTES: usize = GROUP / 2;
 /// Columns that the kernels decode at once: two groups.
 pub const PAIR: usize = 2 * GROUP;
 
-/// For each place of an arranged pair, the column of the pair that is there.
-///
-/// This is the order in which the byte shuffles of a register of eight floats
-/// leave the columns of two groups, the first group in its lower half: products
-/// take both factors in this order, which spares putting weights into another.
+/// For each place of an arranged pair, the column of the pair that is there:
+/// step `s` of eight takes the nibbles `s` of the pair's eight 32-bit words, so
+/// that lane `l` of a register holds what comes from word `l`, and four lanes
+/// belong to a group. Products take both factors in this order, which spares
+/// putting decoded weights into another.
 pub const ARRANGED: [usize; PAIR] = arranged();
 
 const fn arranged() -> [usize; PAIR] {
-    // The columns of one register are four apart; these are the first ones.
-    let first = [0, 2, 16, 18, 1, 3, 17, 19];
     let mut order = [0; PAIR];
     let mut place = 0;
     while place < PAIR {
-        let (register, lane) = (place / 8, place % 8);
-        order[place] = GROUP * (lane / 4) + first[register] + 4 * (lane % 4);
+        let (step, word) = (place / 8, place % 8);
+        order[place] = 8 * word + step;
         place += 1;
     }
     order
@@ -61,6 +59,9 @@ pub const fn padded(columns: usize) -> usize {
 /// The scale byte that the format defines as NaN.
 pub const SCALE_NAN: u8 = 255;
 
+/// The scale byte of 1.
+pub const SCALE_ONE: u8 = 127;
+
 /// The sixteen E2M1 values in the order of their codes.
 pub const VALUES: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
@@ -85,27 +86,33 @@ pub fn decode_group(packed: &[u8; GROUP_BYTES], scale_byte: u8, out: &mut [f32; 
     }
 }
 
-/// For each scale byte, the high and the low byte of the sixteen scaled values
-/// as bfloat16: what a byte shuffle needs to decode and scale at once.
-#[repr(C, align(32))]
-pub(crate) struct ShuffleTables(pub(crate) [[[u8; 16]; 2]; 256]);
+/// [`scale`] of every byte, once for each of the four lanes of its group.
+pub(crate) static SCALE_LANES: [[f32; 4]; 256] = scale_lanes();
 
-pub(crate) static SHUFFLE_TABLES: ShuffleTables = ShuffleTables(shuffle_tables());
-
-const fn shuffle_tables() -> [[[u8; 16]; 2]; 256] {
-    let mut tables = [[[0; 16]; 2]; 256];
+const fn scale_lanes() -> [[f32; 4]; 256] {
+    let mut lanes = [[0.0; 4]; 256];
     let mut byte = 0;
     while byte < 256 {
-        let mut code = 0;
-        while code < 16 {
-            let bits = (VALUES[code] * scale(byte as u8)).to_bits();
-            tables[byte][0][code] = (bits >> 24) as u8;
-            tables[byte][1][code] = (bits >> 16) as u8;
-            code += 1;
-        }
+        lanes[byte] = [scale(byte as u8); 4];
         byte += 1;
     }
-    tables
+    lanes
+}
+
+/// The high and the low bytes of [`VALUES`] as bfloat16, which hold them
+/// exactly: what a byte shuffle needs to decode.
+pub(crate) const VALUE_BYTES: [[u8; 16]; 2] = value_bytes();
+
+const fn value_bytes() -> [[u8; 16]; 2] {
+    let mut bytes = [[0; 16]; 2];
+    let mut code = 0;
+    while code < 16 {
+        let bits = VALUES[code].to_bits();
+        bytes[0][code] = (bits >> 24) as u8;
+        bytes[1][code] = (bits >> 16) as u8;
+        code += 1;
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -137,14 +144,27 @@ mod tests {
     }
 
     #[test]
-    fn every_scaled_value_fits_a_bfloat16() {
-        for byte in 0..=254u8 {
-            for (code, value) in VALUES.iter().enumerate() {
-                let exact = value * scale(byte);
-                let [high, low] = &SHUFFLE_TABLES.0[usize::from(byte)];
-                let bits = (u32::from(high[code]) << 24) | (u32::from(low[code]) << 16);
-                assert_eq!(bits, exact.to_bits(), "scale byte {byte}, code {code}");
-            }
+    fn every_value_fits_a_bfloat16() {
+        let [high, low] = VALUE_BYTES;
+        for (code, value) in VALUES.iter().enumerate() {
+            let bits = (u32::from(high[code]) << 24) | (u32::from(low[code]) << 16);
+            assert_eq!(bits, value.to_bits(), "code {code}");
+        }
+    }
+
+    #[test]
+    fn an_arranged_pair_holds_every_column_once() {
+        let mut order = ARRANGED;
+        order.sort_unstable();
+        assert_eq!(order.to_vec(), (0..PAIR).collect::<Vec<_>>());
+        let values: Vec<f32> = (0..3 * GROUP).map(|column| column as f32).collect();
+        let arranged = arrange(&values, 3 * GROUP);
+        assert_eq!(arranged.len(), 2 * PAIR);
+        // A lane belongs to one group: the first four to the first of a pair.
+        for (place, value) in arranged.iter().enumerate() {
+            let group = 2 * (place / PAIR) + (place % 8) / 4;
+            let expected = if group < 3 { group } else { 0 };
+            assert_eq!(*value as usize / GROUP, expected, "place {place}");
         }
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! # The contract of a sum
 //!
-//! `dot(w, x)` over `K` columns, whatever the form in which `w` is stored:
+//! `dot(w, x)` over `K` columns of bfloat16 or float32:
 //!
-//! 1. every stored weight is widened to float32, exactly; where `w` is MXFP4,
-//!    both `w` and `x` are put into the order of [`crate::kernels::mxfp4::ARRANGED`];
+//! 1. every stored weight is widened to float32, exactly;
 //! 2. columns are cut into blocks of [`BLOCK`] = 256; inside a block column `k`
 //!    belongs to lane `k % 8`, and each lane is one chain of fused
 //!    multiply-adds in float32, from +0, in column order: at most 32 steps;
@@ -22,11 +21,27 @@
 //! (`tests/kernel_accuracy.rs` measures it; eight chains over all of `K` would
 //! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792).
 //!
+//! # The contract of a sum over MXFP4
+//!
+//! Groups of 32 share a scale, and the kernels decode two of them at once, a
+//! [`PAIR`] of 64 columns, in the order [`ARRANGED`] that leaves four lanes to each:
+//!
+//! 1. both `w` and `x` are put into that order, a missing group at the end of a
+//!    row as zeros with a scale of 1;
+//! 2. inside a pair each of the eight lanes is one chain of eight fused
+//!    multiply-adds of the *unscaled* values, from +0;
+//! 3. `sum[lane] = fma(scale of the lane's group, chain[lane], sum[lane])`, from
+//!    +0, over at most [`SCALED`] = 8 whole pairs, or the one that is not whole;
+//! 4. these sums are folded into four float64 and totalled as above.
+//!
+//! # The contract of a weighted sum
+//!
 //! `weighted_sum`, the product with a transposed matrix, runs its chains over
 //! rows: blocks of [`CHAIN`] = 32 rows, one chain a column, folded into one
 //! float64 sum a column.
 
-use crate::kernels::matrix::Matrix;
+use crate::kernels::matrix::{Matrix, Weights};
+use crate::kernels::mxfp4::{self, ARRANGED, GROUP, PAIR, VALUES, padded};
 
 /// Lanes of a block.
 pub const LANES: usize = 8;
@@ -37,6 +52,9 @@ pub const CHAIN: usize = 32;
 /// Columns of a block.
 pub const BLOCK: usize = LANES * CHAIN;
 
+/// Pairs whose scaled chains are added up before they are folded into float64.
+pub const SCALED: usize = 8;
+
 /// `out[row, token] = dot(matrix[row], x[token])`.
 ///
 /// Shapes: `x` is `[tokens, columns]`, arranged as `matrix` wants it
@@ -46,23 +64,78 @@ pub const BLOCK: usize = LANES * CHAIN;
 /// # Panics
 /// If the lengths do not agree with the shape of `matrix`.
 pub fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let (rows, columns, places) = (matrix.rows(), matrix.columns(), matrix.arranged_columns());
-    assert!(x.len() == tokens * places && out.len() == rows * tokens);
+    assert!(x.len() == tokens * matrix.arranged_columns() && out.len() == matrix.rows() * tokens);
+    match matrix.weights() {
+        Weights::Bf16(_) | Weights::F32(_) => dot_plain(matrix, x, tokens, out),
+        Weights::Mxfp4 { packed, scales } => {
+            dot_mxfp4(packed, scales, matrix.columns(), x, tokens, out);
+        }
+    }
+}
+
+fn dot_plain(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+    let columns = matrix.columns();
     let mut decoded = [0.0; BLOCK];
     let mut wide = vec![[0.0; 4]; tokens];
-    for row in 0..rows {
+    for row in 0..matrix.rows() {
         wide.fill([0.0; 4]);
         for first in (0..columns).step_by(BLOCK) {
-            let decoded = &mut decoded[..BLOCK.min(columns - first)];
-            matrix.decode(row, first, decoded);
-            let weights = matrix.arranged(decoded, decoded.len());
+            let width = BLOCK.min(columns - first);
+            matrix.decode(row, first, &mut decoded[..width]);
             for (token, wide) in wide.iter_mut().enumerate() {
-                let x = &x[token * places + first..][..weights.len()];
-                fold(&block_lanes(&weights, x), wide);
+                let x = &x[token * columns + first..][..width];
+                fold(&block_lanes(&decoded[..width], x), wide);
             }
         }
         for (out, wide) in out[row * tokens..].iter_mut().zip(&wide) {
             *out = total(wide);
+        }
+    }
+}
+
+fn dot_mxfp4(
+    packed: &[u8],
+    scales: &[u8],
+    columns: usize,
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
+    let places = padded(columns);
+    let mut values = vec![0.0; places];
+    let mut lane_scales = vec![1.0; places / PAIR * LANES];
+    for row in 0..out.len() / tokens.max(1) {
+        for (place, value) in values.iter_mut().enumerate() {
+            let column = place - place % PAIR + ARRANGED[place % PAIR];
+            if column < columns {
+                let byte = packed[(row * columns + column) / 2];
+                *value = VALUES
+                    [usize::from(if column.is_multiple_of(2) { byte & 0x0f } else { byte >> 4 })];
+            }
+        }
+        let groups = scales[row * columns / GROUP..][..columns / GROUP].iter();
+        for (lanes, scale) in lane_scales.chunks_exact_mut(LANES / 2).zip(groups) {
+            lanes.fill(mxfp4::scale(*scale));
+        }
+        for token in 0..tokens {
+            let x = &x[token * places..][..places];
+            let mut wide = [0.0; 4];
+            let whole = columns / PAIR;
+            let blocks = (0..whole).step_by(SCALED).map(|first| first..whole.min(first + SCALED));
+            // A single group at the end.
+            let single = (whole * PAIR < columns).then_some(whole..whole + 1);
+            for block in blocks.chain(single) {
+                let mut sums = [0.0; LANES];
+                for pair in block {
+                    let range = pair * PAIR..(pair + 1) * PAIR;
+                    let chains = block_lanes(&values[range.clone()], &x[range]);
+                    for (lane, sum) in sums.iter_mut().enumerate() {
+                        *sum = lane_scales[pair * LANES + lane].mul_add(chains[lane], *sum);
+                    }
+                }
+                fold(&sums, &mut wide);
+            }
+            out[row * tokens + token] = total(&wide);
         }
     }
 }
