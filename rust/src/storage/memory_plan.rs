@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 
 /// Largest tile in bytes.
-pub const TILE_BYTES: usize = 8 << 20;
+pub const TILE_BYTES: usize = 4 << 20;
 
 /// Bytes that the ring aims at: enough read ahead for any disk.
-const RING_BYTES: u64 = 256 << 20;
+const RING_BYTES: u64 = 128 << 20;
 
 /// Buffers that the ring needs to overlap reading and computing at all.
 const RING_BUFFERS_MIN: u64 = 6;
