@@ -1,6 +1,6 @@
 //! AVX2 and FMA: the contracts of `scalar`, eight lanes to a register.
 //!
-//! One token: stored weights are decoded in registers. Several tokens: a panel of
+//! Few tokens: stored weights are decoded in registers. Many tokens: a panel of
 //! rows is decoded once into floats that stay in the first-level cache and is
 //! multiplied with all tokens. Both follow the same chains, so a token's bits do
 //! not depend on its company.
@@ -16,14 +16,18 @@ use std::arch::x86_64::*;
 use crate::kernels::matrix::{Matrix, Weights};
 pub(crate) use weighted_sum::weighted_sum;
 
+/// Tokens up to which widening the weights for every three of them costs less
+/// than a panel.
+const FEW: usize = 16;
+
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.
 #[target_feature(enable = "avx2,fma")]
 pub(crate) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
     assert!(x.len() == tokens * matrix.arranged_columns() && out.len() == matrix.rows() * tokens);
     match (tokens, matrix.weights()) {
         (0, _) => {}
-        (1, Weights::Bf16(bytes)) => plain::dot_rows::<plain::Bf16Row>(bytes, x, out),
-        (1, Weights::F32(bytes)) => plain::dot_rows::<plain::F32Row>(bytes, x, out),
+        (1..=FEW, Weights::Bf16(bytes)) => plain::dot_rows::<plain::Bf16Row>(bytes, x, tokens, out),
+        (1..=FEW, Weights::F32(bytes)) => plain::dot_rows::<plain::F32Row>(bytes, x, tokens, out),
         (1, Weights::Mxfp4 { .. }) => mxfp4::dot_rows(matrix, x, out),
         _ => panel::dot_rows(matrix, x, tokens, out),
     }

@@ -116,21 +116,23 @@ fn decode<Row: PlainRow>(
     width: usize,
     panel: &mut [f32],
 ) {
+    let (whole, rest) = (width / LANES, width % LANES);
     let rows = bytes.chunks_exact(columns * Row::BYTES);
     for (row, panel) in rows.zip(panel.chunks_exact_mut(BLOCK)) {
         let row = &row[first * Row::BYTES..][..width * Row::BYTES];
-        let mut stored = row.chunks_exact(LANES * Row::BYTES);
-        let mut lanes = panel.as_chunks_mut::<LANES>().0.iter_mut();
-        for (step, (stored, lanes)) in stored.by_ref().zip(lanes.by_ref()).enumerate() {
+        for (step, lanes) in panel.as_chunks_mut().0.iter_mut().take(whole).enumerate() {
+            // SAFETY: the row has at least `whole` times eight columns.
+            let stored = unsafe { row.as_ptr().add(step * LANES * Row::BYTES) };
             if (step * LANES * Row::BYTES).is_multiple_of(64) {
-                let next = stored.as_ptr().wrapping_add(BLOCK * Row::BYTES);
+                let next = stored.wrapping_add(BLOCK * Row::BYTES);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
-            // SAFETY: eight stored elements.
-            store(unsafe { Row::load(stored.as_ptr()) }, lanes);
+            // SAFETY: as above.
+            store(unsafe { Row::load(stored) }, lanes);
         }
-        if let (rest @ [_, ..], Some(lanes)) = (stored.remainder(), lanes.next()) {
-            store(load_rest::<Row>(rest), lanes);
+        if rest > 0 {
+            let lanes = &mut panel.as_chunks_mut().0[whole];
+            store(load_rest::<Row>(&row[(width - rest) * Row::BYTES..]), lanes);
         }
     }
 }

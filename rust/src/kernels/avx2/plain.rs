@@ -1,5 +1,5 @@
-//! bfloat16 and float32 rows with one token: four rows at a time, each with a
-//! chain of its own.
+//! bfloat16 and float32 rows with few tokens: widened in registers, four rows by
+//! up to three tokens at a time, each pair with a chain of its own.
 
 use std::arch::x86_64::*;
 
@@ -44,62 +44,103 @@ impl PlainRow for F32Row {
     }
 }
 
-/// All rows of `bytes` with one token.
+/// All rows of `bytes` with all tokens: `x` is `[tokens, columns]`, `out`
+/// `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn dot_rows<Row: PlainRow>(bytes: &[u8], x: &[f32], out: &mut [f32]) {
-    let row_bytes = x.len() * Row::BYTES;
-    let (fours, rest) = out.as_chunks_mut::<4>();
-    let whole = fours.len() * 4;
-    for (group, out) in fours.iter_mut().enumerate() {
-        dot_plain::<Row, 4>(&bytes[group * 4 * row_bytes..][..4 * row_bytes], x, out);
-    }
-    for (row, out) in rest.iter_mut().enumerate() {
-        let row = &bytes[(whole + row) * row_bytes..][..row_bytes];
-        dot_plain::<Row, 1>(row, x, std::array::from_mut(out));
+pub(super) fn dot_rows<Row: PlainRow>(bytes: &[u8], x: &[f32], tokens: usize, out: &mut [f32]) {
+    let rows = Rows { bytes, x, columns: x.len() / tokens, tokens };
+    let row_count = out.len() / tokens;
+    for row in (0..row_count).step_by(4) {
+        for token in (0..tokens).step_by(3) {
+            match (row_count - row, tokens - token) {
+                (4.., 3..) => rows.dot::<Row, 4, 3>(row, token, out),
+                (4.., 2) => rows.dot::<Row, 4, 2>(row, token, out),
+                (4.., _) => rows.dot::<Row, 4, 1>(row, token, out),
+                (rest, 3..) => {
+                    (0..rest).for_each(|i| rows.dot::<Row, 1, 3>(row + i, token, out));
+                }
+                (rest, _) => {
+                    for (i, token) in (0..rest).flat_map(|i| (token..tokens).map(move |t| (i, t))) {
+                        rows.dot::<Row, 1, 1>(row + i, token, out);
+                    }
+                }
+            }
+        }
     }
 }
 
-/// `R` consecutive rows with one token.
-#[target_feature(enable = "avx2,fma")]
-fn dot_plain<Row: PlainRow, const R: usize>(bytes: &[u8], x: &[f32], out: &mut [f32; R]) {
-    let columns = x.len();
-    let row_bytes = columns * Row::BYTES;
-    assert_eq!(bytes.len(), R * row_bytes);
-    let mut wide = [_mm256_setzero_pd(); R];
-    for first in (0..columns).step_by(BLOCK) {
-        let width = BLOCK.min(columns - first);
-        let mut lanes = [_mm256_setzero_ps(); R];
-        for step in 0..width / LANES {
-            let column = first + step * LANES;
-            // SAFETY: `column + 8 <= columns`, the length of `x`.
-            let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(column)) };
-            for (row, lane) in lanes.iter_mut().enumerate() {
-                let start = row * row_bytes + column * Row::BYTES;
-                // SAFETY: the eight columns end inside row `row` of `bytes`.
-                let pointer = unsafe { bytes.as_ptr().add(start) };
-                if (step * LANES * Row::BYTES).is_multiple_of(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(pointer.wrapping_add(PREFETCH_BYTES).cast());
+/// Stored rows and the tokens that they meet.
+struct Rows<'a> {
+    bytes: &'a [u8],
+    /// `[tokens, columns]`.
+    x: &'a [f32],
+    columns: usize,
+    tokens: usize,
+}
+
+impl Rows<'_> {
+    /// `R` rows from `row` on by `T` tokens from `token` on, into `out`, which is
+    /// `[rows, tokens]`.
+    #[target_feature(enable = "avx2,fma")]
+    fn dot<Row: PlainRow, const R: usize, const T: usize>(
+        &self,
+        row: usize,
+        token: usize,
+        out: &mut [f32],
+    ) {
+        let columns = self.columns;
+        let row_bytes = columns * Row::BYTES;
+        let bytes = &self.bytes[row * row_bytes..][..R * row_bytes];
+        let x = &self.x[token * columns..][..T * columns];
+        let mut wide = [[_mm256_setzero_pd(); T]; R];
+        for first in (0..columns).step_by(BLOCK) {
+            let width = BLOCK.min(columns - first);
+            let mut lanes = [[_mm256_setzero_ps(); T]; R];
+            for step in 0..width / LANES {
+                let column = first + step * LANES;
+                let x: [__m256; T] = std::array::from_fn(|t| {
+                    // SAFETY: `column + 8 <= columns`, and `x` has `T` times as many.
+                    unsafe { _mm256_loadu_ps(x.as_ptr().add(t * columns + column)) }
+                });
+                for (row, lanes) in lanes.iter_mut().enumerate() {
+                    let start = row * row_bytes + column * Row::BYTES;
+                    // SAFETY: the eight columns end inside row `row` of `bytes`.
+                    let pointer = unsafe { bytes.as_ptr().add(start) };
+                    if (step * LANES * Row::BYTES).is_multiple_of(64) {
+                        _mm_prefetch::<_MM_HINT_T0>(pointer.wrapping_add(PREFETCH_BYTES).cast());
+                    }
+                    // SAFETY: as above.
+                    let weights = unsafe { Row::load(pointer) };
+                    for (lane, x) in lanes.iter_mut().zip(x) {
+                        *lane = _mm256_fmadd_ps(weights, x, *lane);
+                    }
                 }
-                // SAFETY: as above.
-                let weights = unsafe { Row::load(pointer) };
-                *lane = _mm256_fmadd_ps(weights, x, *lane);
+            }
+            let tail = width % LANES;
+            if tail != 0 {
+                let column = first + width - tail;
+                for (row, lanes) in lanes.iter_mut().enumerate() {
+                    let start = row * row_bytes + column * Row::BYTES;
+                    let weights = load_rest::<Row>(&bytes[start..start + tail * Row::BYTES]);
+                    for (t, lane) in lanes.iter_mut().enumerate() {
+                        let x = &x[t * columns + column..][..tail];
+                        let x = load_rest::<F32Row>(bytemuck::cast_slice(x));
+                        *lane = _mm256_fmadd_ps(weights, x, *lane);
+                    }
+                }
+            }
+            for (wide, lanes) in wide.iter_mut().zip(lanes) {
+                for (wide, lane) in wide.iter_mut().zip(lanes) {
+                    *wide = fold(lane, *wide);
+                }
             }
         }
-        let tail = width % LANES;
-        if tail != 0 {
-            let column = first + width - tail;
-            let x = load_rest::<F32Row>(bytemuck::cast_slice(&x[column..]));
-            for (row, lane) in lanes.iter_mut().enumerate() {
-                let start = row * row_bytes + column * Row::BYTES;
-                let weights = load_rest::<Row>(&bytes[start..start + tail * Row::BYTES]);
-                *lane = _mm256_fmadd_ps(weights, x, *lane);
+        for (r, wide) in wide.into_iter().enumerate() {
+            for (t, wide) in wide.into_iter().enumerate() {
+                out[(row + r) * self.tokens + token + t] = total(wide);
             }
-        }
-        for (wide, lanes) in wide.iter_mut().zip(lanes) {
-            *wide = fold(lanes, *wide);
         }
     }
-    *out = wide.map(|wide| total(wide));
 }
 
 /// Widens up to seven stored elements, filled up with zeros.
