@@ -43,7 +43,7 @@ fn bench(criterion: &mut Criterion) {
                     bencher.iter(|| {
                         start = if start + 2 * bytes > pool.len() { 0 } else { start + bytes };
                         let matrix = form.view(rows, columns, &pool[start..]);
-                        workers.install(|| matmul_by_rows(backend, matrix, &x, 1, &mut out));
+                        workers.install(|| matmul_by_rows(backend, &[matrix], &x, 1, &mut out));
                     });
                 });
             }

@@ -48,13 +48,18 @@ fn disk(seed: u64, failing: &[usize]) -> (tempfile::TempDir, Arc<SimulatedQueue>
 
 /// Visits `tiles`, checks their bytes, and returns the first that failed.
 fn sweep(stream: &mut TrunkStream, tiles: std::ops::Range<usize>) -> Option<usize> {
-    for tile in tiles {
-        let right = |bytes: &[u8]| bytes == [tile as u8; LENGTH];
-        match stream.visit(tile, right) {
-            Ok(right) => assert!(right, "the bytes of another tile for {tile}"),
-            Err(Error::Io { .. }) => return Some(tile),
-            Err(error) => panic!("{error}"),
+    let mut next = tiles.start;
+    let visited = stream.visit(tiles.clone(), |first, together| {
+        assert_eq!(first, next);
+        for bytes in together {
+            assert!(*bytes == [next as u8; LENGTH], "the bytes of another tile for {next}");
+            next += 1;
         }
+    });
+    match visited {
+        Ok(()) => assert_eq!(next, tiles.end),
+        Err(Error::Io { .. }) => return Some(next),
+        Err(error) => panic!("{error}"),
     }
     None
 }

@@ -8,6 +8,7 @@ use crate::model::binding::BoundModel;
 use crate::model::state::ModelState;
 use crate::storage::expert_cache::slot_bytes;
 use crate::storage::memory_plan::Footprint;
+use crate::storage::trunk_stream::TOGETHER_MAX;
 
 /// Python with numpy, tokenizers and rich, and this library.
 const INTERPRETER_BYTES: u64 = 110 << 20;
@@ -38,7 +39,7 @@ pub fn of(
         state_bytes: ModelState::fixed_bytes(config),
         position_bytes: ModelState::position_bytes(config),
         scratch_bytes: scratch_floats(config, threads, options.positions) * 4,
-        token_bytes: token_floats(config, model.tile_rows_max) * 4,
+        token_bytes: token_floats(config, TOGETHER_MAX * model.tile_rows_max) * 4,
         thread_bytes: (threads + options.readers) as u64 * THREAD_BYTES,
         tiles: model.walk.iter().map(|tile| room_for(&[*tile]) as u64).collect(),
         slot_bytes: slot_bytes(&catalog.experts) as u64,
@@ -54,8 +55,8 @@ fn scratch_floats(config: &ModelConfig, threads: usize, positions: usize) -> u64
 }
 
 /// Floats for each token of a chunk: the residual stream, and the larger of the
-/// two halves of a layer.
-fn token_floats(config: &ModelConfig, tile_rows: usize) -> u64 {
+/// two halves of a layer; `rows` are multiplied together.
+fn token_floats(config: &ModelConfig, rows: usize) -> u64 {
     let hidden = config.hidden_size;
     let blocks = config.residual_block.map_or(0, |block| config.layers.len().div_ceil(block));
     let kda = config.kda.as_ref().map_or(0, |kda| 7 * kda.width() + kda.head_dim + kda.heads);
@@ -71,5 +72,5 @@ fn token_floats(config: &ModelConfig, tile_rows: usize) -> u64 {
         moe.experts + (moe.experts_per_token + 2) * width + 2 * moe.shared_width + expert
     });
     let half = kda.max(mla).max(dense).max(moe);
-    ((blocks + 6) * hidden + half + tile_rows.max(hidden)) as u64
+    ((blocks + 6) * hidden + half + rows.max(hidden)) as u64
 }

@@ -68,24 +68,28 @@ pub fn task_rows(matrix: Matrix<'_>) -> usize {
     (TASK_BYTES / row_bytes).max(1).next_multiple_of(16)
 }
 
-/// [`dot_rows`] over the threads of the current rayon pool.
+/// [`dot_rows`] over the threads of the current rayon pool, for `parts` of one
+/// matrix that follow each other.
 pub fn matmul_by_rows(
     backend: Backend,
-    matrix: Matrix<'_>,
+    parts: &[Matrix<'_>],
     x: &[f32],
     tokens: usize,
-    out: &mut [f32],
+    mut out: &mut [f32],
 ) {
-    if out.is_empty() {
-        return;
+    let [first, ..] = parts else { return };
+    let x = &first.arranged(x, first.columns());
+    let mut tasks = Vec::new();
+    for part in parts {
+        let rows = task_rows(*part);
+        for first in (0..part.rows()).step_by(rows) {
+            let task = part.row_range(first..part.rows().min(first + rows));
+            let (head, rest) = out.split_at_mut(task.rows() * tokens);
+            tasks.push((task, head));
+            out = rest;
+        }
     }
-    let rows = task_rows(matrix);
-    let x = &matrix.arranged(x, matrix.columns());
-    out.par_chunks_mut(rows * tokens).enumerate().for_each(|(task, out)| {
-        let first = task * rows;
-        let last = first + out.len() / tokens;
-        dot_arranged(backend, matrix.row_range(first..last), x, tokens, out);
-    });
+    tasks.into_par_iter().for_each(|(task, out)| dot_arranged(backend, task, x, tokens, out));
 }
 
 /// Writes `by_rows`, `[rows, tokens]`, into columns `first..first + rows` of

@@ -157,7 +157,7 @@ impl Bench {
             median_seconds(self.effort.repetitions, || {
                 start = if start + 2 * bytes > self.pool.len() { 0 } else { start + bytes };
                 let matrix = form.view(fitting, columns, &self.pool[start..]);
-                matmul_by_rows(self.backend, matrix, &x, tokens, &mut out);
+                matmul_by_rows(self.backend, &[matrix], &x, tokens, &mut out);
             })
         });
         let weights_gb_s = bytes as f64 / seconds * 1e-9;

@@ -67,8 +67,12 @@ pub fn forward(
     let attention = Attention { config, cache, query: &query, tokens, backend };
     let mut out = vec![0.0; tokens * config.heads * config.value_dim];
     let head_rows = config.nope_dim + config.value_dim;
-    pass.for_each_tile(&weights.expansion, |first_row, tile| {
-        attention.heads(first_row / head_rows, tile, &mut out);
+    pass.for_tiles(&weights.expansion, |first_row, tiles| {
+        let mut first_head = first_row / head_rows;
+        for tile in tiles {
+            attention.heads(first_head, *tile, &mut out);
+            first_head += tile.rows() / head_rows;
+        }
     })?;
     check_finite(&out, || format!("the product with tensor `{}`", weights.expansion.name))?;
     if let Some(gate) = &gate {

@@ -115,7 +115,7 @@ impl Experts<'_> {
         let located = || self.fault_location(visit.expert, &bytes);
         let activated = self.gate_up(gate, up, &inputs.concat(), users, &located)?;
         let mut by_rows = vec![0.0; width * users];
-        matmul_by_rows(self.backend, down, &activated, users, &mut by_rows);
+        matmul_by_rows(self.backend, &[down], &activated, users, &mut by_rows);
         check_finite(&by_rows, located)?;
         for (user, (token, rank)) in visit.users.iter().enumerate() {
             let row = token * self.moe.experts_per_token + rank;

@@ -46,41 +46,42 @@ impl Pass<'_> {
     ) -> Result<Vec<f32>> {
         let backend = self.backend;
         let mut out = vec![0.0; vectors * matrix.rows];
-        let mut by_rows = vec![0.0; if vectors == 1 { 0 } else { matrix.tile_rows * vectors }];
-        self.for_each_tile(matrix, |first, tile| {
+        let mut by_rows = Vec::new();
+        self.for_tiles(matrix, |first, tiles| {
+            let rows: usize = tiles.iter().map(Matrix::rows).sum();
             if vectors == 1 {
-                let out = &mut out[first..first + tile.rows()];
-                matmul_by_rows(backend, tile, x, 1, out);
+                matmul_by_rows(backend, tiles, x, 1, &mut out[first..first + rows]);
             } else {
-                let by_rows = &mut by_rows[..tile.rows() * vectors];
-                matmul_by_rows(backend, tile, x, vectors, by_rows);
-                scatter_rows(by_rows, vectors, &mut out, matrix.rows, first);
+                by_rows.resize(rows * vectors, 0.0);
+                matmul_by_rows(backend, tiles, x, vectors, &mut by_rows);
+                scatter_rows(&by_rows, vectors, &mut out, matrix.rows, first);
             }
         })?;
         check_finite(&out, || format!("the product with tensor `{}`", matrix.name))?;
         Ok(out)
     }
 
-    /// Calls `use_tile` with the first row and the view of each tile, in order.
+    /// Calls `use_tiles` with the first row and the views of tiles that follow
+    /// each other, until all have been used in order.
     ///
     /// # Errors
     /// [`Error::Io`] when a tile cannot be read.
-    pub fn for_each_tile(
+    pub fn for_tiles(
         &mut self,
         matrix: &StreamedMatrix,
-        mut use_tile: impl FnMut(usize, Matrix<'_>),
+        mut use_tiles: impl FnMut(usize, &[Matrix<'_>]),
     ) -> Result<()> {
-        for (index, tile) in matrix.tiles.clone().enumerate() {
-            let rows = matrix.rows_of(index);
-            self.trunk.visit(tile, |bytes| {
+        self.trunk.visit(matrix.tiles.clone(), |first, tiles| {
+            let first = first - matrix.tiles.start;
+            let views = tiles.iter().enumerate().map(|(index, bytes)| {
                 let weights = match matrix.dtype {
                     Dtype::F32 => Weights::F32(bytes),
                     _ => Weights::Bf16(bytes),
                 };
-                use_tile(rows.start, Matrix::new(rows.len(), matrix.columns, weights));
-            })?;
-        }
-        Ok(())
+                Matrix::new(matrix.rows_of(first + index).len(), matrix.columns, weights)
+            });
+            use_tiles(matrix.rows_of(first).start, &views.collect::<Vec<_>>());
+        })
     }
 }
 

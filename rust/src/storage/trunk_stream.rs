@@ -11,6 +11,7 @@
 //! on how far ahead the reads were.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
@@ -20,6 +21,10 @@ use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::Extent;
 use crate::io::queue::{Completion, ReadQueue, ReadRequest, Urgency, room_for};
 use crate::storage::counters::Counters;
+
+/// Tiles that are used together at most: enough of them to keep the compute
+/// threads from going to sleep after each.
+pub const TOGETHER_MAX: usize = 8;
 
 /// A tile: its place in the walk.
 pub type TileIndex = usize;
@@ -58,6 +63,16 @@ enum TileState {
         start: usize,
     },
     Failed(Error),
+}
+
+impl Tile {
+    /// The bytes of a tile that is here.
+    fn bytes(&self) -> &[u8] {
+        let TileState::Here { buffer, start } = &self.state else {
+            unreachable!("a tile that has been waited for is here");
+        };
+        &buffer[*start..*start + self.extent.length as usize]
+    }
 }
 
 impl TileState {
@@ -153,35 +168,68 @@ impl TrunkStream {
         let _ = self.read_ahead();
     }
 
-    /// Calls `use_tile` with the bytes of `tile`, waiting for them if need be.
+    /// Calls `use_tiles` with the number of the first and the bytes of as many of
+    /// `tiles` as are here, waiting for one if need be, until all had their turn,
+    /// each once and in order. Used together, tiles that are here already cost
+    /// one hand-over to the compute threads.
     ///
     /// # Errors
-    /// [`Error::Io`] when the tile could not be read, [`Error::System`]
-    /// when there is no memory for it; a later sweep tries again.
+    /// [`Error::Io`] when a tile could not be read, [`Error::System`] when there
+    /// is no memory for it; those before it have been used. A later sweep tries
+    /// again.
     ///
     /// # Panics
-    /// If the sweep was begun without logits and does not go as far as `tile`.
-    pub fn visit<R>(&mut self, tile: TileIndex, use_tile: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        self.arrive(tile)?;
-        let Tile { extent, pinned, state } = &mut self.tiles[tile];
-        let TileState::Here { buffer, start } = state else {
-            let TileState::Failed(error) = std::mem::replace(state, TileState::Absent) else {
-                unreachable!("a tile that has been waited for is here or failed");
-            };
-            return Err(error);
-        };
-        let result = use_tile(&buffer[*start..*start + extent.length as usize]);
-        self.counters.trunk_used(extent.length);
-        if !*pinned {
-            self.free.extend(state.take_buffer());
+    /// If the sweep was begun without logits and does not go as far as `tiles`.
+    pub fn visit(
+        &mut self,
+        tiles: Range<TileIndex>,
+        mut use_tiles: impl FnMut(TileIndex, &[&[u8]]),
+    ) -> Result<()> {
+        let mut first = tiles.start;
+        while first < tiles.end {
+            self.arrive(first)?;
+            while let Ok(completion) = self.replies.try_recv() {
+                self.take_in(completion);
+            }
+            let most = tiles.end.min(first + self.together());
+            let end = (first + 1..most).find(|tile| !self.is_next_here(*tile)).unwrap_or(most);
+            use_tiles(first, &self.tiles[first..end].iter().map(Tile::bytes).collect::<Vec<_>>());
+            for tile in &mut self.tiles[first..end] {
+                self.counters.trunk_used(tile.extent.length);
+                if !tile.pinned {
+                    self.free.extend(tile.state.take_buffer());
+                }
+            }
+            first = end;
+            self.sweep.next = end;
+            // A tile for which there is no memory now is tried again when visited.
+            let _ = self.read_ahead();
         }
-        self.sweep.next = tile + 1;
-        let _ = self.read_ahead();
-        Ok(result)
+        Ok(())
     }
 
-    /// Waits until `tile` is here or has failed, and takes it off the list of
-    /// those ahead.
+    /// Tiles that are used together at most: the rest of the ring is read
+    /// meanwhile.
+    fn together(&self) -> usize {
+        (self.ring_buffers / 3).clamp(1, TOGETHER_MAX)
+    }
+
+    /// Whether `tile`, the next one of the sweep, can be used without waiting;
+    /// if so, it is off the list of those ahead.
+    fn is_next_here(&mut self, tile: TileIndex) -> bool {
+        let Tile { extent, pinned, state } = &self.tiles[tile];
+        if !matches!(state, TileState::Here { .. }) {
+            return false;
+        }
+        if self.ahead.front() == Some(&tile) {
+            self.ahead.pop_front();
+            self.counters.trunk_read(extent.length);
+            return true;
+        }
+        *pinned
+    }
+
+    /// Waits until `tile` is here and takes it off the list of those ahead.
     fn arrive(&mut self, tile: TileIndex) -> Result<()> {
         let Tile { pinned, state, .. } = &self.tiles[tile];
         if self.ahead.front() != Some(&tile) {
@@ -194,7 +242,13 @@ impl TrunkStream {
         }
         self.ahead.pop_front();
         self.wait_for(tile);
-        Ok(())
+        match std::mem::replace(&mut self.tiles[tile].state, TileState::Absent) {
+            TileState::Failed(error) => Err(error),
+            here => {
+                self.tiles[tile].state = here;
+                Ok(())
+            }
+        }
     }
 
     /// Forgets what was read ahead, pinned tiles excepted, and goes on at `tile`
@@ -220,20 +274,24 @@ impl TrunkStream {
             let started = Instant::now();
             let completion = self.replies.recv().expect("this stream holds a sender itself");
             self.counters.waited(started.elapsed());
-            let Tile { pinned, state, .. } = &mut self.tiles[completion.tag];
-            *state = match completion.starts {
-                Ok(starts) => TileState::Here { buffer: completion.buffer, start: starts[0] },
-                Err(error) => {
-                    if !*pinned {
-                        self.free.push(completion.buffer);
-                    }
-                    TileState::Failed(error)
-                }
-            };
+            self.take_in(completion);
         }
         if matches!(self.tiles[tile].state, TileState::Here { .. }) {
             self.counters.trunk_read(self.tiles[tile].extent.length);
         }
+    }
+
+    fn take_in(&mut self, completion: Completion) {
+        let Tile { pinned, state, .. } = &mut self.tiles[completion.tag];
+        *state = match completion.starts {
+            Ok(starts) => TileState::Here { buffer: completion.buffer, start: starts[0] },
+            Err(error) => {
+                if !*pinned {
+                    self.free.push(completion.buffer);
+                }
+                TileState::Failed(error)
+            }
+        };
     }
 
     /// Submits reads, in the order of use, while there are buffers.
