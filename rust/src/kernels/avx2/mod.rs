@@ -16,9 +16,10 @@ use std::arch::x86_64::*;
 use crate::kernels::matrix::{Matrix, Weights};
 pub(crate) use weighted_sum::weighted_sum;
 
-/// Tokens up to which widening the weights for every three of them costs less
-/// than a panel.
-const FEW: usize = 16;
+/// Tokens up to which decoding the weights in registers, once for every three of
+/// them, costs less than a panel.
+const FEW_PLAIN: usize = 16;
+const FEW_MXFP4: usize = 4;
 
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.
 #[target_feature(enable = "avx2,fma")]
@@ -26,9 +27,13 @@ pub(crate) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
     assert!(x.len() == tokens * matrix.arranged_columns() && out.len() == matrix.rows() * tokens);
     match (tokens, matrix.weights()) {
         (0, _) => {}
-        (1..=FEW, Weights::Bf16(bytes)) => plain::dot_rows::<plain::Bf16Row>(bytes, x, tokens, out),
-        (1..=FEW, Weights::F32(bytes)) => plain::dot_rows::<plain::F32Row>(bytes, x, tokens, out),
-        (1, Weights::Mxfp4 { .. }) => mxfp4::dot_rows(matrix, x, out),
+        (1..=FEW_PLAIN, Weights::Bf16(bytes)) => {
+            plain::dot_rows::<plain::Bf16Row>(bytes, x, tokens, out)
+        }
+        (1..=FEW_PLAIN, Weights::F32(bytes)) => {
+            plain::dot_rows::<plain::F32Row>(bytes, x, tokens, out)
+        }
+        (1..=FEW_MXFP4, Weights::Mxfp4 { .. }) => mxfp4::dot_rows(matrix, x, tokens, out),
         _ => panel::dot_rows(matrix, x, tokens, out),
     }
 }

@@ -1,4 +1,5 @@
-//! MXFP4 rows: decoding two groups at a time, and the product with one token.
+//! MXFP4 rows: decoding two groups at a time, and the product with few tokens,
+//! one row at a time: the chains of different pairs do not depend on each other.
 
 use std::arch::x86_64::*;
 
@@ -10,42 +11,88 @@ use crate::kernels::scalar::{LANES, SCALED};
 /// Bytes ahead of the current position that are asked for early.
 const PREFETCH_BYTES: usize = 4096;
 
-/// All rows of `matrix` with one token, whose `x` is arranged.
+/// All rows of `matrix` with all tokens: `x` is `[tokens, columns]`, arranged,
+/// `out` `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], out: &mut [f32]) {
+pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
     let x = x.as_chunks::<PAIR>().0;
-    for (row, out) in out.iter_mut().enumerate() {
+    let pairs = x.len() / tokens;
+    if pairs == 0 {
+        return out.fill(0.0);
+    }
+    for (row, out) in out.chunks_exact_mut(tokens).enumerate() {
         let row = Mxfp4Row::of(matrix, row);
-        let blocks = row.pairs.chunks(SCALED).zip(row.scales.chunks(SCALED)).zip(x.chunks(SCALED));
-        let mut wide = _mm256_setzero_pd();
-        for ((pairs, scales), x) in blocks {
-            let mut sums = _mm256_setzero_ps();
-            for ((packed, scales), x) in pairs.iter().zip(scales).zip(x) {
-                sums = add_pair(decode_pair(packed, *scales, PREFETCH_BYTES), x, sums);
-            }
-            wide = fold(sums, wide);
+        let (threes, rest) = out.as_chunks_mut::<3>();
+        let (x_threes, x_rest) = x.split_at(threes.len() * 3 * pairs);
+        for (out, x) in threes.iter_mut().zip(x_threes.chunks_exact(3 * pairs)) {
+            *out = dot_row(row, x);
         }
-        if let (Some(half), Some(x)) = (row.half, x.last()) {
-            wide = fold(add_pair(half.decode(), x, _mm256_setzero_ps()), wide);
+        match rest {
+            [a, b] => [*a, *b] = dot_row(row, x_rest),
+            [a] => [*a] = dot_row(row, x_rest),
+            _ => {}
         }
-        *out = total(wide);
     }
 }
 
-/// `sums + scales * chains(values, x)`.
+/// One row with `T` tokens, `x` being `[T, pairs]`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn add_pair(pair: Pair, x: &[f32; PAIR], sums: __m256) -> __m256 {
-    let mut chains = _mm256_setzero_ps();
-    for (step, values) in pair.values.into_iter().enumerate() {
-        // SAFETY: eight steps of eight places are the 64 of the pair.
-        let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(step * LANES)) };
-        chains = _mm256_fmadd_ps(values, x, chains);
+fn dot_row<const T: usize>(row: Mxfp4Row<'_>, x: &[[f32; PAIR]]) -> [f32; T] {
+    let token_pairs = x.len() / T;
+    assert!(row.pairs.len() <= token_pairs);
+    let mut wide = [_mm256_setzero_pd(); T];
+    let blocks = row.pairs.chunks(SCALED).zip(row.scales.chunks(SCALED));
+    for (block, (pairs, scales)) in blocks.enumerate() {
+        let mut sums = [_mm256_setzero_ps(); T];
+        for (index, (packed, scales)) in pairs.iter().zip(scales).enumerate() {
+            let x = std::array::from_fn(|token| {
+                // SAFETY: by the assertion there is a pair of `x` for each of the row.
+                unsafe { x.get_unchecked(token * token_pairs + block * SCALED + index) }
+            });
+            sums = add_pair(decode_pair(packed, *scales, PREFETCH_BYTES), x, sums);
+        }
+        fold_all(sums, &mut wide);
     }
-    _mm256_fmadd_ps(pair.scales, chains, sums)
+    if let Some(half) = row.half {
+        let x = std::array::from_fn(|token| &x[(token + 1) * token_pairs - 1]);
+        fold_all(add_pair(half.decode(), x, [_mm256_setzero_ps(); T]), &mut wide);
+    }
+    wide.map(|wide| total(wide))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn fold_all<const T: usize>(sums: [__m256; T], wide: &mut [__m256d; T]) {
+    for (wide, sums) in wide.iter_mut().zip(sums) {
+        *wide = fold(sums, *wide);
+    }
+}
+
+/// `sums + scales * chains(values, x)` for each of `T` tokens.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_pair<const T: usize>(
+    pair: Pair,
+    x: [&[f32; PAIR]; T],
+    mut sums: [__m256; T],
+) -> [__m256; T] {
+    let mut chains = [_mm256_setzero_ps(); T];
+    for (step, values) in pair.values.into_iter().enumerate() {
+        for (chain, x) in chains.iter_mut().zip(x) {
+            // SAFETY: eight steps of eight places are the 64 of the pair.
+            let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(step * LANES)) };
+            *chain = _mm256_fmadd_ps(values, x, *chain);
+        }
+    }
+    for (sum, chain) in sums.iter_mut().zip(chains) {
+        *sum = _mm256_fmadd_ps(pair.scales, chain, *sum);
+    }
+    sums
 }
 
 /// The packed bytes of one row.
+#[derive(Clone, Copy)]
 pub(super) struct Mxfp4Row<'a> {
     pub(super) pairs: &'a [[u8; PAIR / 2]],
     pub(super) scales: &'a [[u8; 2]],
