@@ -16,7 +16,7 @@ pub const TILE_BYTES: usize = 4 << 20;
 const RING_BYTES: u64 = 128 << 20;
 
 /// Buffers that the ring needs to overlap reading and computing at all.
-const RING_BUFFERS_MIN: u64 = 6;
+const RING_BUFFERS_MIN: u64 = 12;
 
 /// Tokens of a chunk where memory is no question.
 const CHUNK_MAX: usize = 128;
