@@ -5,6 +5,7 @@ use crate::format::catalog::Catalog;
 use crate::format::config::ModelConfig;
 use crate::io::queue::room_for;
 use crate::model::binding::BoundModel;
+use crate::model::gated_mla::QUERIES_MAX;
 use crate::model::state::ModelState;
 use crate::storage::expert_cache::slot_bytes;
 use crate::storage::memory_plan::Footprint;
@@ -50,7 +51,7 @@ pub fn of(
 
 /// Floats that do not depend on the chunk: logits and attention scores.
 fn scratch_floats(config: &ModelConfig, threads: usize, positions: usize) -> u64 {
-    let scores = config.mla.as_ref().map_or(0, |_| 2 * 16 * positions * threads);
+    let scores = config.mla.as_ref().map_or(0, |_| 2 * QUERIES_MAX * positions * threads);
     (2 * config.vocab_size + scores) as u64
 }
 

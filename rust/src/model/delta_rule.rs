@@ -8,9 +8,6 @@
 use crate::kernels::backend::for_each_backend;
 use crate::kernels::scalar::CHAIN;
 
-/// Lanes of one register: the values are handled in strips of this width.
-const STRIP: usize = 8;
-
 for_each_backend! {
     /// One token of one head.
     ///
@@ -29,47 +26,80 @@ for_each_backend! {
         beta: f32,
         out: &mut [f32],
     ) {
-        let width = value.len();
-        let strips = width.next_multiple_of(STRIP);
+        let head = Head { query, key, value, decay, beta };
         let mut first = 0;
-        while first < strips {
-            let count = STRIP.min(width - first);
-            let mut seen = [0.0f64; STRIP];
-            for start in (0..key.len()).step_by(CHAIN) {
-                let mut chain = [0.0f32; STRIP];
-                for k in start..key.len().min(start + CHAIN) {
-                    let row = &mut state[k * width + first..][..count];
-                    for (value, chain) in row.iter_mut().zip(&mut chain) {
-                        *value *= decay[k];
-                        *chain = key[k].mul_add(*value, *chain);
-                    }
-                }
-                for (seen, chain) in seen.iter_mut().zip(chain) {
-                    *seen += f64::from(chain);
-                }
-            }
-            let mut error = [0.0f32; STRIP];
-            for (i, error) in error.iter_mut().take(count).enumerate() {
-                *error = (f64::from(beta) * (f64::from(value[first + i]) - seen[i])) as f32;
-            }
-            let mut read = [0.0f64; STRIP];
-            for start in (0..key.len()).step_by(CHAIN) {
-                let mut chain = [0.0f32; STRIP];
-                for k in start..key.len().min(start + CHAIN) {
-                    let row = &mut state[k * width + first..][..count];
-                    for ((value, error), chain) in row.iter_mut().zip(&error).zip(&mut chain) {
-                        *value = key[k].mul_add(*error, *value);
-                        *chain = query[k].mul_add(*value, *chain);
-                    }
-                }
-                for (read, chain) in read.iter_mut().zip(chain) {
-                    *read += f64::from(chain);
-                }
-            }
-            for (out, read) in out[first..first + count].iter_mut().zip(read) {
-                *out = read as f32;
-            }
-            first += STRIP;
+        while value.len() - first >= 32 {
+            first = head.strip::<32>(state, first, out);
         }
+        while value.len() - first >= 8 {
+            first = head.strip::<8>(state, first, out);
+        }
+        while first < value.len() {
+            first = head.strip::<1>(state, first, out);
+        }
+    }
+}
+
+/// What one token brings to one head.
+struct Head<'a> {
+    query: &'a [f32],
+    key: &'a [f32],
+    value: &'a [f32],
+    decay: &'a [f32],
+    beta: f32,
+}
+
+impl Head<'_> {
+    /// The values `first..first + W`, which no other strip touches: wide enough
+    /// for several chains side by side, narrow enough to stay in registers.
+    /// Returns where the next strip starts.
+    #[inline(always)]
+    fn strip<const W: usize>(&self, state: &mut [f32], first: usize, out: &mut [f32]) -> usize {
+        let width = self.value.len();
+        let mut seen = [0.0f64; W];
+        for start in (0..self.key.len()).step_by(CHAIN) {
+            let mut chain = [0.0f32; W];
+            for k in start..self.key.len().min(start + CHAIN) {
+                let row = strip_of::<W>(state, k * width + first);
+                for (value, chain) in row.iter_mut().zip(&mut chain) {
+                    *value *= self.decay[k];
+                    *chain = self.key[k].mul_add(*value, *chain);
+                }
+            }
+            fold(&chain, &mut seen);
+        }
+        let mut error = [0.0f32; W];
+        for (i, error) in error.iter_mut().enumerate() {
+            let missing = f64::from(self.value[first + i]) - seen[i];
+            *error = (f64::from(self.beta) * missing) as f32;
+        }
+        let mut read = [0.0f64; W];
+        for start in (0..self.key.len()).step_by(CHAIN) {
+            let mut chain = [0.0f32; W];
+            for k in start..self.key.len().min(start + CHAIN) {
+                let row = strip_of::<W>(state, k * width + first);
+                for ((value, error), chain) in row.iter_mut().zip(&error).zip(&mut chain) {
+                    *value = self.key[k].mul_add(*error, *value);
+                    *chain = self.query[k].mul_add(*value, *chain);
+                }
+            }
+            fold(&chain, &mut read);
+        }
+        for (out, read) in out[first..first + W].iter_mut().zip(read) {
+            *out = read as f32;
+        }
+        first + W
+    }
+}
+
+#[inline(always)]
+fn strip_of<const W: usize>(state: &mut [f32], start: usize) -> &mut [f32; W] {
+    state[start..].first_chunk_mut().expect("a state has a row for each key")
+}
+
+#[inline(always)]
+fn fold<const W: usize>(chain: &[f32; W], wide: &mut [f64; W]) {
+    for (wide, chain) in wide.iter_mut().zip(chain) {
+        *wide += f64::from(*chain);
     }
 }

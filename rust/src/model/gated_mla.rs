@@ -30,7 +30,7 @@ use crate::model::weights::MlaWeights;
 const LATENT_NORM_EPSILON: f32 = 1e-6;
 
 /// Queries (heads times tokens) that share one pass over the cache.
-const QUERIES_MAX: usize = 16;
+pub const QUERIES_MAX: usize = 48;
 
 /// `x` `[tokens, hidden]`, normalised, to the attention's output of that shape;
 /// the chunk's latents are appended to `cache`.
@@ -68,11 +68,7 @@ pub fn forward(
     let mut out = vec![0.0; tokens * config.heads * config.value_dim];
     let head_rows = config.nope_dim + config.value_dim;
     pass.for_tiles(&weights.expansion, |first_row, tiles| {
-        let mut first_head = first_row / head_rows;
-        for tile in tiles {
-            attention.heads(first_head, *tile, &mut out);
-            first_head += tile.rows() / head_rows;
-        }
+        attention.heads(first_row / head_rows, tiles, &mut out);
     })?;
     check_finite(&out, || format!("the product with tensor `{}`", weights.expansion.name))?;
     if let Some(gate) = &gate {
@@ -96,46 +92,54 @@ struct Attention<'a> {
 
 /// One head of one token.
 #[derive(Clone, Copy)]
-struct Query {
+struct Query<'a> {
     head: usize,
+    /// The rows of the expansion that make the head's keys and values.
+    keys: Matrix<'a>,
+    values: Matrix<'a>,
     token: usize,
 }
 
 impl Attention<'_> {
-    /// All tokens of the heads whose keys and values `tile` expands, into
-    /// `out`, `[tokens, heads, value]`.
-    fn heads(&self, first_head: usize, tile: Matrix<'_>, out: &mut [f32]) {
-        let heads = tile.rows() / (self.config.nope_dim + self.config.value_dim);
-        let all =
-            (0..heads).flat_map(|head| (0..self.tokens).map(move |token| Query { head, token }));
-        let queries: Vec<Query> = all.collect();
-        let share = queries.len().div_ceil(2 * rayon::current_num_threads());
+    /// All tokens of the heads whose keys and values `tiles` expand, from
+    /// `first_head` on, into `out`, `[tokens, heads, value]`.
+    fn heads(&self, first_head: usize, tiles: &[Matrix<'_>], out: &mut [f32]) {
+        let (nope, dim) = (self.config.nope_dim, self.config.value_dim);
+        let rows = nope + dim;
+        let parts = tiles.iter().flat_map(|tile| {
+            (0..tile.rows()).step_by(rows).map(|first| tile.row_range(first..first + rows))
+        });
+        let queries: Vec<Query<'_>> = parts
+            .enumerate()
+            .flat_map(|(index, part)| {
+                let (keys, values) = (part.row_range(0..nope), part.row_range(nope..rows));
+                let head = first_head + index;
+                (0..self.tokens).map(move |token| Query { head, keys, values, token })
+            })
+            .collect();
+        let share = queries.len().div_ceil(rayon::current_num_threads());
         let results: Vec<Vec<f32>> = queries
             .par_chunks(share.clamp(1, QUERIES_MAX))
-            .map(|queries| self.attend(queries, first_head, tile))
+            .map(|queries| self.attend(queries))
             .collect();
-        let dim = self.config.value_dim;
         let values = results.iter().flat_map(|values| values.chunks_exact(dim));
         for (query, values) in queries.iter().zip(values) {
-            let start = (query.token * self.config.heads + first_head + query.head) * dim;
+            let start = (query.token * self.config.heads + query.head) * dim;
             out[start..start + dim].copy_from_slice(values);
         }
     }
 
     /// `[queries, value]`.
-    fn attend(&self, queries: &[Query], first_head: usize, tile: Matrix<'_>) -> Vec<f32> {
+    fn attend(&self, queries: &[Query<'_>]) -> Vec<f32> {
         let config = self.config;
         let (width, latent) = (self.cache.width(), config.latent_dim);
-        let (query_dim, head_rows) =
-            (config.nope_dim + config.rope_dim, config.nope_dim + config.value_dim);
+        let query_dim = config.nope_dim + config.rope_dim;
         let before = self.cache.positions() - self.tokens;
         let mut absorbed = vec![0.0; queries.len() * width];
         for (query, absorbed) in queries.iter().zip(absorbed.chunks_exact_mut(width)) {
-            let start = (query.token * config.heads + first_head + query.head) * query_dim;
+            let start = (query.token * config.heads + query.head) * query_dim;
             let (nope, rope) = self.query[start..start + query_dim].split_at(config.nope_dim);
-            let first = query.head * head_rows;
-            let keys = tile.row_range(first..first + config.nope_dim);
-            weighted_sum(self.backend, keys, nope, 1, &mut absorbed[..latent]);
+            weighted_sum(self.backend, query.keys, nope, 1, &mut absorbed[..latent]);
             absorbed[latent..].copy_from_slice(rope);
         }
         let last = queries.iter().map(|query| query.token).max().unwrap_or(0);
@@ -158,9 +162,7 @@ impl Attention<'_> {
         let mut out = vec![0.0; queries.len() * config.value_dim];
         let outputs = out.chunks_exact_mut(config.value_dim);
         for ((query, mixed), out) in queries.iter().zip(absorbed.chunks_exact(width)).zip(outputs) {
-            let first = query.head * head_rows + config.nope_dim;
-            let values = tile.row_range(first..first + config.value_dim);
-            dot_rows(self.backend, values, &mixed[..latent], 1, out);
+            dot_rows(self.backend, query.values, &mixed[..latent], 1, out);
         }
         out
     }

@@ -24,11 +24,8 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
                 let row = &mut scratch.panel[i * padded..][..columns];
                 matrix.decode(first + i, 0, row);
             }
-            for token in 0..tokens {
-                let factors = &factors[token * rows + first..][..count];
-                let wide = &mut scratch.wide[token * padded..][..padded];
-                add_chains(factors, &scratch.panel, wide);
-            }
+            let block = Block { panel: &scratch.panel, padded, count, factors, first, rows };
+            block.multiply(tokens, &mut scratch.wide);
         }
         for (token, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
             for (out, wide) in out.iter_mut().zip(&scratch.wide[token * padded..]) {
@@ -38,25 +35,81 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
     });
 }
 
-/// One chain a column over `factors.len()` rows of `panel`, folded into `wide`.
-#[target_feature(enable = "avx2,fma")]
-fn add_chains(factors: &[f32], panel: &[f32], wide: &mut [f64]) {
-    let padded = wide.len();
-    assert!(factors.len() * padded <= panel.len());
-    for column in (0..padded).step_by(LANES) {
-        let mut chain = _mm256_setzero_ps();
-        for (i, factor) in factors.iter().enumerate() {
-            // SAFETY: `padded` is whole lanes and row `i` is inside the panel.
-            let row = unsafe { _mm256_loadu_ps(panel.as_ptr().add(i * padded + column)) };
-            chain = _mm256_fmadd_ps(_mm256_set1_ps(*factor), row, chain);
+/// At most [`CHAIN`] decoded rows, and the factors of all tokens.
+struct Block<'a> {
+    /// `[count, padded]`.
+    panel: &'a [f32],
+    padded: usize,
+    count: usize,
+    /// `[tokens, rows]`, of which `count` from `first` on belong to the panel.
+    factors: &'a [f32],
+    first: usize,
+    rows: usize,
+}
+
+impl Block<'_> {
+    /// Adds this block to `wide`, `[tokens, padded]`.
+    #[target_feature(enable = "avx2,fma")]
+    fn multiply(&self, tokens: usize, wide: &mut [f64]) {
+        for token in (0..tokens).step_by(3) {
+            let mut column = 0;
+            while column + 4 * LANES <= self.padded {
+                match tokens - token {
+                    3.. => self.corner::<3, 4>(token, column, wide),
+                    2 => self.corner::<2, 4>(token, column, wide),
+                    _ => self.corner::<1, 4>(token, column, wide),
+                }
+                column += 4 * LANES;
+            }
+            while column < self.padded {
+                for token in token..tokens.min(token + 3) {
+                    self.corner::<1, 1>(token, column, wide);
+                }
+                column += LANES;
+            }
         }
-        let halves = [_mm256_castps256_ps128(chain), _mm256_extractf128_ps::<1>(chain)];
-        for (half, chain) in halves.into_iter().enumerate() {
-            // SAFETY: `column + 8 <= padded`, the length of `wide`.
-            unsafe {
-                let wide = wide.as_mut_ptr().add(column + half * 4);
-                let sum = _mm256_add_pd(_mm256_loadu_pd(wide), _mm256_cvtps_pd(chain));
-                _mm256_storeu_pd(wide, sum);
+    }
+
+    /// The chains of `T` tokens in `C` registers of columns.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn corner<const T: usize, const C: usize>(
+        &self,
+        token: usize,
+        column: usize,
+        wide: &mut [f64],
+    ) {
+        let Block { panel, padded, count, factors, first, rows } = *self;
+        assert!(count <= CHAIN && column + C * LANES <= padded && count * padded <= panel.len());
+        assert!(first + count <= rows && (token + T) * rows <= factors.len());
+        assert!((token + T) * padded <= wide.len());
+        let mut chains = [[_mm256_setzero_ps(); C]; T];
+        for i in 0..count {
+            let row: [__m256; C] = std::array::from_fn(|c| {
+                // SAFETY: by the first assertion these columns are in row `i`.
+                unsafe { _mm256_loadu_ps(panel.as_ptr().add(i * padded + column + c * LANES)) }
+            });
+            for (t, chains) in chains.iter_mut().enumerate() {
+                // SAFETY: the second assertion.
+                let factor = unsafe { factors.get_unchecked((token + t) * rows + first + i) };
+                let factor = _mm256_broadcast_ss(factor);
+                for (chain, row) in chains.iter_mut().zip(row) {
+                    *chain = _mm256_fmadd_ps(factor, row, *chain);
+                }
+            }
+        }
+        for (t, chains) in chains.into_iter().enumerate() {
+            for (c, chain) in chains.into_iter().enumerate() {
+                let halves = [_mm256_castps256_ps128(chain), _mm256_extractf128_ps::<1>(chain)];
+                for (half, chain) in halves.into_iter().enumerate() {
+                    let place = (token + t) * padded + column + c * LANES + half * 4;
+                    // SAFETY: by the third assertion the token's columns are in `wide`.
+                    unsafe {
+                        let wide = wide.as_mut_ptr().add(place);
+                        let sum = _mm256_add_pd(_mm256_loadu_pd(wide), _mm256_cvtps_pd(chain));
+                        _mm256_storeu_pd(wide, sum);
+                    }
+                }
             }
         }
     }
