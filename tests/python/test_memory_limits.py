@@ -261,7 +261,7 @@ def test_auto_is_what_others_in_the_group_leave(group: MemoryGroup, model_path: 
     before = group.plan(model_path)["budget_bytes"]
     with memory_held_elsewhere(400 * MB, *group.within):
         during = group.plan(model_path)["budget_bytes"]
-    assert 0.9 * 380 * MB < before - during < 0.9 * 440 * MB
+    assert 0.9 * 350 * MB < before - during < 0.9 * 440 * MB
 
 
 def test_auto_is_what_the_process_itself_leaves(group: MemoryGroup, model_path: Path) -> None:

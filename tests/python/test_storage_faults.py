@@ -33,7 +33,6 @@ OUTPUT_MATRIX = f"{PREFIX}lm_head.weight"
 EMBEDDING = f"{PREFIX}model.embed_tokens.weight"
 EMBEDDING_ROW_BYTES = 80 * 2
 FIRST_MATRIX = f"{PREFIX}model.layers.0.self_attn.q_proj.weight"
-FIRST_LAYER = f"{PREFIX}model.layers.0.mlp.down_proj.weight"
 MIDDLE_LAYER = f"{PREFIX}model.layers.4.self_attn.o_proj.weight"
 EXPERT = f"{PREFIX}model.layers.3.block_sparse_moe.experts.0.w1.weight_packed"
 
@@ -204,7 +203,8 @@ def assert_names_the_end(message: str, shard: Path, kept: int, size: int) -> Non
     assert kept - EMBEDDING_ROW_BYTES < int(found[1]) < size
 
 
-@pytest.mark.parametrize("name", [FIRST_LAYER, MIDDLE_LAYER, EXPERT, OUTPUT_MATRIX, EMBEDDING])
+# Not in the first layer, which the ring holds already when a sweep ends.
+@pytest.mark.parametrize("name", [MIDDLE_LAYER, EXPERT, OUTPUT_MATRIX, EMBEDDING])
 def test_a_truncated_shard_is_an_error_with_file_and_offset(
     copied: Path, text: list[int], truth: Bits, name: str
 ) -> None:
