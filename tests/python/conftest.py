@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpoint_edit import copy_checkpoint
 from harness import TIME_LIMIT_S, TINY_K3, Completed, Prompt, RunK3rs, command_environment
 
 import k3rs
@@ -50,6 +51,12 @@ def run_k3rs(tmp_path: Path) -> RunK3rs:
         return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+@pytest.fixture
+def copied(model_path: Path, tmp_path: Path) -> Path:
+    """A copy of the fixture checkpoint to be spoilt."""
+    return copy_checkpoint(model_path, tmp_path / "copy")
 
 
 @pytest.fixture

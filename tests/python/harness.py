@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import k3rs
 
 TINY_K3 = Path(__file__).parents[2] / "fixtures" / "tiny_k3"
 TIME_LIMIT_S = 60
@@ -48,6 +50,19 @@ class Completed:
 
 
 RunK3rs: TypeAlias = Callable[..., Completed]
+
+
+def joined(ids: Sequence[int]) -> str:
+    """Ids as `--ids` takes them and an answer without a tokenizer shows them."""
+    return ",".join(map(str, ids))
+
+
+def smallest_budget(directory: Path, positions: int, threads: int | None = None) -> int:
+    """With it next to nothing stays in memory: every token reads the files again."""
+    request = k3rs.MemoryRequest(memory_bytes=10**9)
+    facts = k3rs.plan(directory, request, positions=positions, threads=threads)
+    minimum: int = facts["minimum_bytes"]
+    return minimum
 
 
 def command_environment(**extra: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from harness import (
     command_environment,
     file_names,
     interrupt_generation,
+    joined,
 )
 
 import k3rs
@@ -31,10 +32,6 @@ RUN_KEYS = {
     "experts": {"requests", "hits", "distinct"},
     "memory": {"peak_rss_bytes"},
 }
-
-
-def joined(ids: list[int]) -> str:
-    return ",".join(map(str, ids))
 
 
 def text_of(model: k3rs.Model, ids: list[int]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import TIME_LIMIT_S, Prompt, command_environment, interrupt_generation
+from harness import TIME_LIMIT_S, Prompt, command_environment, interrupt_generation, joined
 
 import k3rs
 from k3rs.exceptions import SessionError
@@ -90,7 +90,7 @@ def test_the_command_stops_in_the_middle_of_a_prompt(model_path: Path, tmp_path:
 def test_the_command_prints_what_was_generated(
     without_tokenizer: Path, tmp_path: Path, prompts: list[Prompt]
 ) -> None:
-    ids = ",".join(map(str, prompts[0].ids))
+    ids = joined(prompts[0].ids)
     done = interrupt_generation(tmp_path, without_tokenizer, "--ids", ids, "-n", "1000000")
     assert done.status == 130
     assert done.stderr.endswith("error: interrupted\n")

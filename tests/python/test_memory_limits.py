@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import TIME_LIMIT_S, Completed, Prompt, RunK3rs, command_environment
+from harness import TIME_LIMIT_S, Completed, Prompt, RunK3rs, command_environment, joined
 from numpy.typing import NDArray
 
 import k3rs
@@ -29,10 +29,6 @@ TOKENS = 6
 # No user of the machine has it, so all its processes are those of the test.
 UNPRIVILEGED_ID = 64_321
 READER_THREADS = 16
-
-
-def joined(ids: list[int]) -> str:
-    return ",".join(map(str, ids))
 
 
 def generation(model_path: Path, prompt: Prompt, *options: str) -> list[str]:

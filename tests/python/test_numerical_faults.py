@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_edit import copy_checkpoint, edited_tensor
-from harness import Prompt, RunK3rs
+from harness import Prompt, RunK3rs, joined
 from numpy.typing import NDArray
 
 import k3rs
@@ -54,12 +54,6 @@ MATRICES = [
     *(f"4.block_sparse_moe.routed_expert_{name}_proj" for name in ("down", "up")),
     *(f"5.block_sparse_moe.shared_experts.{name}_proj" for name in ("gate", "up", "down")),
 ]
-
-
-@pytest.fixture
-def copied(model_path: Path, tmp_path: Path) -> Path:
-    """A copy of the fixture checkpoint to be spoilt."""
-    return copy_checkpoint(model_path, tmp_path / "copy")
 
 
 @pytest.fixture(params=k3rs.available_backends())
@@ -166,7 +160,7 @@ def test_a_fault_is_status_4_and_prints_no_token(
     name = f"{EXPERTS}.{used_expert}.w3.weight_scale"
     with edited_tensor(copied, name) as tensor:
         tensor.put(0, 255)
-    ids = ",".join(map(str, prompts[1].ids))
+    ids = joined(prompts[1].ids)
     done = run_k3rs("generate", copied, "--ids", ids, "-n", 3)
     assert (done.status, done.stdout) == (4, "")
     assert name in done.stderr

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from harness import Prompt, RunK3rs
+from harness import Prompt, RunK3rs, joined, smallest_budget
 from numpy.typing import NDArray
 
 import k3rs
@@ -119,7 +119,7 @@ def test_the_command_line(
     truth: Bits,
     options: list[str],
 ) -> None:
-    ids = ",".join(map(str, prompts[-1].ids))
+    ids = joined(prompts[-1].ids)
     done = run_k3rs(
         "generate", model_path, "--ids", ids, "-n", CONTINUED + 1, "--ignore-stop",
         "--logits", "logits.npy", "--quiet", *options,
@@ -135,7 +135,7 @@ BUDGET_STEPS = [0, 100_000, 500_000, 1_000_000, 2_000_000, 10_000_000]
 
 def test_memory_budgets(model_path: Path, text: list[int], truth: Bits) -> None:
     path = str(model_path)
-    minimum = minimum_budget(model_path)
+    minimum = smallest_budget(model_path, POSITIONS)
     pinned, slots = [], []
     for step in BUDGET_STEPS:
         with k3rs.Model.open(path, memory=minimum + step, positions=POSITIONS) as model:
@@ -167,7 +167,7 @@ def test_direct_and_buffered_reads(
 ) -> None:
     engine = _k3rs.Engine.open(
         str(model_path),
-        memory_bytes=minimum_budget(model_path) + step,
+        memory_bytes=smallest_budget(model_path, POSITIONS) + step,
         positions=POSITIONS,
         direct=direct,
     )
@@ -181,7 +181,7 @@ def test_direct_and_buffered_reads(
 @pytest.fixture(params=["smallest", "ample"])
 def shared_model(request: pytest.FixtureRequest, model_path: Path) -> k3rs.Model:
     """A model that several sessions use; with the smallest budget they evict each other."""
-    minimum = minimum_budget(model_path)
+    minimum = smallest_budget(model_path, POSITIONS)
     memory = minimum if request.param == "smallest" else minimum + 10_000_000
     return k3rs.Model.open(model_path, memory=memory, positions=POSITIONS)
 
@@ -210,10 +210,3 @@ def test_sessions_of_several_threads(
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(reader(size)) for size in (1, 3, 7, len(text))]
     assert all(same(result.result(), truth) for result in results)
-
-
-def minimum_budget(model_path: Path) -> int:
-    """The smallest budget for one text of these tests."""
-    facts = k3rs.plan(model_path, k3rs.MemoryRequest(memory_bytes=10**9), positions=POSITIONS)
-    minimum: int = facts["minimum_bytes"]
-    return minimum

@@ -17,7 +17,16 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 from checkpoint_edit import copy_checkpoint, shard_of
-from harness import TIME_LIMIT_S, Completed, Prompt, RunK3rs, command_environment, file_names
+from harness import (
+    TIME_LIMIT_S,
+    Completed,
+    Prompt,
+    RunK3rs,
+    command_environment,
+    file_names,
+    joined,
+    smallest_budget,
+)
 from numpy.typing import NDArray
 
 import k3rs
@@ -35,12 +44,6 @@ EMBEDDING_ROW_BYTES = 80 * 2
 FIRST_MATRIX = f"{PREFIX}model.layers.0.self_attn.q_proj.weight"
 MIDDLE_LAYER = f"{PREFIX}model.layers.4.self_attn.o_proj.weight"
 EXPERT = f"{PREFIX}model.layers.3.block_sparse_moe.experts.0.w1.weight_packed"
-
-
-@pytest.fixture
-def copied(model_path: Path, tmp_path: Path) -> Path:
-    """A copy of the fixture checkpoint to be spoilt."""
-    return copy_checkpoint(model_path, tmp_path / "copy")
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +68,9 @@ def bits_of(directory: Path, ids: list[int]) -> Bits:
         return read(model.session(), ids)
 
 
-def smallest_budget(directory: Path, positions: int) -> int:
-    """With it next to nothing stays in memory: every token reads the files again."""
-    request = k3rs.MemoryRequest(memory_bytes=10**9)
-    facts = k3rs.plan(directory, request, positions=positions, threads=1)
-    minimum: int = facts["minimum_bytes"]
-    return minimum
-
-
 def open_model(directory: Path, *, ample: bool = False) -> k3rs.Model:
     """With the smallest budget, or with room for all weights."""
-    memory = 10**9 if ample else smallest_budget(directory, POSITIONS)
+    memory = 10**9 if ample else smallest_budget(directory, POSITIONS, threads=1)
     return k3rs.Model.open(directory, memory=memory, positions=POSITIONS, threads=1)
 
 
@@ -226,15 +221,11 @@ def test_a_truncated_shard_is_an_error_with_file_and_offset(
     assert (bits_of(copied, text) == truth).all()
 
 
-def joined(ids: list[int]) -> str:
-    return ",".join(map(str, ids))
-
-
 def generate_and_disturb(
     directory: Path, tmp_path: Path, ids: list[int], disturb: Callable[[], object]
 ) -> Completed:
     """Runs `k3rs generate` on little memory and calls `disturb` at the first byte of its answer."""
-    memory = smallest_budget(directory, len(ids) + MANY_TOKENS)
+    memory = smallest_budget(directory, len(ids) + MANY_TOKENS, threads=1)
     process = subprocess.Popen(
         [
             sys.executable, "-m", "k3rs", "generate", str(directory), "--ids", joined(ids),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Prompt, RunK3rs, file_names
+from harness import Prompt, RunK3rs, file_names, joined
 
 import k3rs
 from k3rs.exceptions import InputError, K3Error, TraceError
@@ -19,10 +19,6 @@ RELEASED_TRACE = Path(__file__).parents[3] / "shared" / "data" / "k3_router_trac
 def write_pairs(path: Path, *pairs: tuple[int, int]) -> Path:
     path.write_bytes(b"".join(struct.pack("<HH", *pair) for pair in pairs))
     return path
-
-
-def joined(ids: list[int]) -> str:
-    return ",".join(map(str, ids))
 
 
 @pytest.mark.parametrize("options", [(), ("--prefill-chunk", 2)])

@@ -32,12 +32,6 @@ from k3rs.exceptions import CheckpointError, InputError
 LAYERS = "language_model.model.layers"
 
 
-@pytest.fixture
-def copied(model_path: Path, tmp_path: Path) -> Path:
-    """A copy of the fixture checkpoint to be spoilt."""
-    return copy_checkpoint(model_path, tmp_path / "copy")
-
-
 def bits_of(directory: Path, ids: list[int]) -> NDArray[np.uint32]:
     """The bits of the logits after every id."""
     with k3rs.Model.open(directory, memory="1GB", threads=1) as model:
