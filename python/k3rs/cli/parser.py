@@ -95,7 +95,7 @@ def _add_processor(group: "argparse._ArgumentGroup | argparse.ArgumentParser") -
     )
     group.add_argument(
         "--backend",
-        choices=("auto", "avx2", "scalar"),
+        choices=("auto", "avx512", "avx2", "scalar"),
         default="auto",
         help="instruction set (default: the best that the CPU has)",
     )

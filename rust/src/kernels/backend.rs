@@ -11,6 +11,8 @@ pub(crate) enum Kind {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Backend {
@@ -21,8 +23,19 @@ impl Backend {
     pub fn available() -> Vec<Backend> {
         let mut backends = Vec::new();
         #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
-            backends.push(Backend(Kind::Avx2));
+        {
+            let avx2 =
+                std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma");
+            let avx512 = std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512dq")
+                && std::is_x86_feature_detected!("avx512vl");
+            if avx2 && avx512 {
+                backends.push(Backend(Kind::Avx512));
+            }
+            if avx2 {
+                backends.push(Backend(Kind::Avx2));
+            }
         }
         backends.push(Backend::SCALAR);
         backends
@@ -52,6 +65,8 @@ impl Backend {
             Kind::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
         }
     }
 
@@ -81,6 +96,12 @@ macro_rules! for_each_backend {
                 body($($arg),*)
             }
 
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512($($arg: $type),*) $(-> $result)? {
+                body($($arg),*)
+            }
+
             match backend.kind() {
                 $crate::kernels::backend::Kind::Scalar => body($($arg),*),
                 #[cfg(target_arch = "x86_64")]
@@ -88,6 +109,11 @@ macro_rules! for_each_backend {
                     // SAFETY: a backend of this kind exists only after the CPU
                     // was asked for AVX2 and FMA.
                     unsafe { avx2($($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::backend::Kind::Avx512 => {
+                    // SAFETY: as above, and for these parts of AVX-512.
+                    unsafe { avx512($($arg),*) }
                 }
             }
         }

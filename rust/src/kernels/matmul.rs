@@ -4,11 +4,11 @@
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::avx2;
 use crate::kernels::backend::{Backend, Kind};
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::scalar;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::{avx2, avx512};
 
 /// Stored bytes that one task multiplies: small enough that a core taken by
 /// another process costs its share and no more, large enough to hide the
@@ -37,6 +37,9 @@ pub fn dot_arranged(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a backend of this kind exists only after detection.
         Kind::Avx2 => unsafe { avx2::dot_rows(matrix, x, tokens, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512 => unsafe { avx512::dot_rows(matrix, x, tokens, out) },
     }
 }
 
@@ -55,6 +58,9 @@ pub fn weighted_sum(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a backend of this kind exists only after detection.
         Kind::Avx2 => unsafe { avx2::weighted_sum(matrix, factors, tokens, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512 => unsafe { avx512::weighted_sum(matrix, factors, tokens, out) },
     }
 }
 

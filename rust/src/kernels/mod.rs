@@ -1,7 +1,7 @@
 //! Arithmetic on slices. Knows nothing of files, layers or tokens.
 //!
-//! `scalar` is the truth. Everything else must give its bits: `avx2` by tests
-//! over every length and alignment, the small functions because one body is
+//! `scalar` is the truth. Everything else must give its bits: `avx2` and `avx512`
+//! by tests over every length and alignment, the small functions because one body is
 //! compiled once for each instruction set ([`backend::for_each_backend`]).
 
 pub mod backend;
@@ -17,3 +17,5 @@ pub mod softmax;
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;

@@ -17,19 +17,21 @@ pub const GROUP_BYTES: usize = GROUP / 2;
 /// Columns that the kernels decode at once: two groups.
 pub const PAIR: usize = 2 * GROUP;
 
-/// For each place of an arranged pair, the column of the pair that is there:
-/// step `s` of eight takes the nibbles `s` of the pair's eight 32-bit words, so
-/// that lane `l` of a register holds what comes from word `l`, and four lanes
-/// belong to a group. Products take both factors in this order, which spares
-/// putting decoded weights into another.
+/// For each place of an arranged pair, the column of the pair that is there: the
+/// order in which interleaving the bytes of decoded values leaves them. Lane `l` of
+/// step `s` of eight belongs to group `l / 4` and comes from byte `l % 4 * 2 + s %
+/// 4 / 2` of the first (steps 0 to 3) or second half of that group's bytes.
+/// Products take both factors in this order, which spares putting decoded weights
+/// into another.
 pub const ARRANGED: [usize; PAIR] = arranged();
 
 const fn arranged() -> [usize; PAIR] {
     let mut order = [0; PAIR];
     let mut place = 0;
     while place < PAIR {
-        let (step, word) = (place / 8, place % 8);
-        order[place] = 8 * word + step;
+        let (step, lane) = (place / 8, place % 8);
+        let (group, half) = (lane / 4, step / 4);
+        order[place] = group * GROUP + half * GROUP / 2 + lane % 4 * 4 + step % 4;
         place += 1;
     }
     order

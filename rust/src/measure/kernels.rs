@@ -10,7 +10,7 @@ use crate::io::threads::compute_pool;
 use crate::kernels::backend::Backend;
 use crate::kernels::matmul::matmul_by_rows;
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::measure::limits::{self, Limits, MULTIPLY_FLOPS};
+use crate::measure::limits::{self, Limits};
 use crate::measure::{Effort, median_seconds};
 
 /// One kernel at one number of tokens.
@@ -125,7 +125,8 @@ impl Bench {
         });
         Limits {
             read_gb_s: self.pool.len() as f64 / read * 1e-9,
-            fma_gflop_s: (MULTIPLY_FLOPS * threads as u64) as f64 / multiply * 1e-9,
+            fma_gflop_s: (limits::multiply_flops(self.backend) * threads as u64) as f64 / multiply
+                * 1e-9,
             threads,
         }
     }

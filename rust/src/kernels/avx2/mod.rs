@@ -6,9 +6,9 @@
 //! not depend on its company.
 #![allow(unsafe_code)]
 
-mod mxfp4;
-mod panel;
-mod plain;
+pub(super) mod mxfp4;
+pub(super) mod panel;
+pub(super) mod plain;
 mod weighted_sum;
 
 use std::arch::x86_64::*;
@@ -50,7 +50,7 @@ fn fold(lanes: __m256, wide: __m256d) -> __m256d {
 /// `(wide[0] + wide[2]) + (wide[1] + wide[3])`, rounded to float32.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn total(wide: __m256d) -> f32 {
+pub(super) fn total(wide: __m256d) -> f32 {
     let pairs = _mm_add_pd(_mm256_castpd256_pd128(wide), _mm256_extractf128_pd::<1>(wide));
     _mm_cvtsd_f64(_mm_add_sd(pairs, _mm_unpackhi_pd(pairs, pairs))) as f32
 }

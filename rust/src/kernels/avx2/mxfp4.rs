@@ -14,7 +14,7 @@ const PREFETCH_BYTES: usize = 4096;
 /// All rows of `matrix` with all tokens: `x` is `[tokens, columns]`, arranged,
 /// `out` `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+pub(in crate::kernels) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
     let x = x.as_chunks::<PAIR>().0;
     let pairs = x.len() / tokens;
     if pairs == 0 {
@@ -93,31 +93,31 @@ fn add_pair<const T: usize>(
 
 /// The packed bytes of one row.
 #[derive(Clone, Copy)]
-pub(super) struct Mxfp4Row<'a> {
-    pub(super) pairs: &'a [[u8; PAIR / 2]],
-    pub(super) scales: &'a [[u8; 2]],
+pub(in crate::kernels) struct Mxfp4Row<'a> {
+    pub(in crate::kernels) pairs: &'a [[u8; PAIR / 2]],
+    pub(in crate::kernels) scales: &'a [[u8; 2]],
     /// The group that follows the pairs where their number is odd.
-    pub(super) half: Option<HalfPair<'a>>,
+    pub(in crate::kernels) half: Option<HalfPair<'a>>,
 }
 
 /// One packed group; the missing one counts as zeros with a scale of 1.
 #[derive(Clone, Copy)]
-pub(super) struct HalfPair<'a> {
+pub(in crate::kernels) struct HalfPair<'a> {
     packed: &'a [u8; GROUP_BYTES],
     scale: u8,
 }
 
 /// Two decoded groups.
-pub(super) struct Pair {
+pub(in crate::kernels) struct Pair {
     /// The 64 unscaled values in the order of `mxfp4::ARRANGED`.
-    pub(super) values: [__m256; 8],
+    pub(in crate::kernels) values: [__m256; 8],
     /// The scale of each lane's group.
-    pub(super) scales: __m256,
+    pub(in crate::kernels) scales: __m256,
 }
 
 impl<'a> Mxfp4Row<'a> {
     #[inline]
-    pub(super) fn of(matrix: Matrix<'a>, row: usize) -> Self {
+    pub(in crate::kernels) fn of(matrix: Matrix<'a>, row: usize) -> Self {
         let Weights::Mxfp4 { packed, scales } = matrix.weights() else { unreachable!() };
         let groups = matrix.columns() / GROUP;
         let packed = &packed[row * groups * GROUP_BYTES..][..groups * GROUP_BYTES];
@@ -132,7 +132,11 @@ impl<'a> Mxfp4Row<'a> {
 /// Decodes two groups and asks for the bytes `ahead` of them.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn decode_pair(packed: &[u8; PAIR / 2], scales: [u8; 2], ahead: usize) -> Pair {
+pub(in crate::kernels) fn decode_pair(
+    packed: &[u8; PAIR / 2],
+    scales: [u8; 2],
+    ahead: usize,
+) -> Pair {
     _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(ahead).cast());
     // SAFETY: an array of thirty-two bytes.
     let packed = unsafe { _mm256_loadu_si256(packed.as_ptr().cast()) };
@@ -144,7 +148,7 @@ impl HalfPair<'_> {
     /// needed for the pairs.
     #[cold]
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn decode(self) -> Pair {
+    pub(in crate::kernels) fn decode(self) -> Pair {
         // SAFETY: an array of sixteen bytes.
         let packed = unsafe { _mm_loadu_si128(self.packed.as_ptr().cast()) };
         let values = decode_values(_mm256_zextsi128_si256(packed));
@@ -166,21 +170,16 @@ fn decode_scales(scales: [u8; 2]) -> __m256 {
 ///
 /// A value is a bfloat16, so two byte shuffles give the high and the low bytes of
 /// all low nibbles, and two more those of the high nibbles. Interleaving them
-/// gives bfloat16 pairs, which a shift and a mask make floats. The first shuffle
-/// puts the bytes of a 32-bit word where all of them end in one lane.
+/// gives bfloat16 pairs, which a shift and a mask make floats.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn decode_values(packed: __m256i) -> [__m256; 8] {
-    let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
-    ));
     let [high, low] = VALUE_BYTES.map(|bytes| {
         // SAFETY: an array of sixteen bytes.
         _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
     });
     let nibble = _mm256_set1_epi8(0x0f);
     let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-    let packed = _mm256_shuffle_epi8(packed, order);
     let even = _mm256_and_si256(packed, nibble);
     let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
     let bytes = |codes| [_mm256_shuffle_epi8(low, codes), _mm256_shuffle_epi8(high, codes)];

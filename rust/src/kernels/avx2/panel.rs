@@ -45,7 +45,7 @@ pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
 }
 
 /// Columns of a block, which is folded into float64 at its end.
-fn block_columns(matrix: Matrix<'_>) -> usize {
+pub(in crate::kernels) fn block_columns(matrix: Matrix<'_>) -> usize {
     match matrix.weights() {
         Weights::Bf16(_) | Weights::F32(_) => BLOCK,
         Weights::Mxfp4 { .. } => SCALED * PAIR,
@@ -54,7 +54,7 @@ fn block_columns(matrix: Matrix<'_>) -> usize {
 
 /// Where the blocks of a row start, and their widths: a single group at the end
 /// of an MXFP4 row is a block of its own.
-fn blocks(matrix: Matrix<'_>) -> impl Iterator<Item = (usize, usize)> {
+pub(in crate::kernels) fn blocks(matrix: Matrix<'_>) -> impl Iterator<Item = (usize, usize)> {
     let (columns, block) = (matrix.columns(), block_columns(matrix));
     let whole = match matrix.weights() {
         Weights::Bf16(_) | Weights::F32(_) => columns,

@@ -10,7 +10,7 @@ use crate::kernels::scalar::{BLOCK, LANES};
 const PREFETCH_BYTES: usize = 4096;
 
 /// A plain stored form: how to widen eight columns.
-pub(super) trait PlainRow {
+pub(in crate::kernels) trait PlainRow {
     const BYTES: usize;
 
     /// # Safety
@@ -18,8 +18,8 @@ pub(super) trait PlainRow {
     unsafe fn load(pointer: *const u8) -> __m256;
 }
 
-pub(super) struct Bf16Row;
-pub(super) struct F32Row;
+pub(in crate::kernels) struct Bf16Row;
+pub(in crate::kernels) struct F32Row;
 
 impl PlainRow for Bf16Row {
     const BYTES: usize = 2;
@@ -47,7 +47,12 @@ impl PlainRow for F32Row {
 /// All rows of `bytes` with all tokens: `x` is `[tokens, columns]`, `out`
 /// `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn dot_rows<Row: PlainRow>(bytes: &[u8], x: &[f32], tokens: usize, out: &mut [f32]) {
+pub(in crate::kernels) fn dot_rows<Row: PlainRow>(
+    bytes: &[u8],
+    x: &[f32],
+    tokens: usize,
+    out: &mut [f32],
+) {
     let rows = Rows { bytes, x, columns: x.len() / tokens, tokens };
     let row_count = out.len() / tokens;
     for row in (0..row_count).step_by(4) {
@@ -146,7 +151,7 @@ impl Rows<'_> {
 /// Widens up to seven stored elements, filled up with zeros.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn load_rest<Row: PlainRow>(bytes: &[u8]) -> __m256 {
+pub(in crate::kernels) fn load_rest<Row: PlainRow>(bytes: &[u8]) -> __m256 {
     let mut stored = [0; LANES * 4];
     stored[..bytes.len()].copy_from_slice(bytes);
     // SAFETY: `stored` holds eight elements of the widest form.

@@ -1,0 +1,131 @@
+//! The product with a transposed matrix: chains run over rows, columns side by
+//! side in registers.
+
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+
+use crate::kernels::matrix::Matrix;
+use crate::kernels::scalar::CHAIN;
+
+/// Floats of a register.
+const WIDTH: usize = 16;
+
+/// Buffers that are kept by each thread between calls.
+#[derive(Default)]
+struct Scratch {
+    /// Decoded rows, `[CHAIN, padded]`.
+    panel: Vec<f32>,
+    /// `[tokens, padded]`.
+    wide: Vec<f64>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// See [`crate::kernels::scalar::weighted_sum`], whose bits these are.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, out: &mut [f32]) {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    assert!(factors.len() == tokens * rows && out.len() == tokens * columns);
+    let padded = columns.next_multiple_of(WIDTH);
+    SCRATCH.with_borrow_mut(|Scratch { panel, wide }| {
+        panel.clear();
+        panel.resize(CHAIN * padded, 0.0);
+        wide.clear();
+        wide.resize(tokens * padded, 0.0);
+        for first in (0..rows).step_by(CHAIN) {
+            let count = CHAIN.min(rows - first);
+            for (i, row) in panel.chunks_exact_mut(padded.max(1)).take(count).enumerate() {
+                matrix.decode(first + i, 0, &mut row[..columns]);
+            }
+            Block { panel, padded, count, factors, first, rows }.multiply(tokens, wide);
+        }
+        for (token, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
+            for (out, wide) in out.iter_mut().zip(&wide[token * padded..]) {
+                *out = *wide as f32;
+            }
+        }
+    });
+}
+
+/// At most [`CHAIN`] decoded rows, and the factors of all tokens.
+struct Block<'a> {
+    /// `[count, padded]`.
+    panel: &'a [f32],
+    padded: usize,
+    count: usize,
+    /// `[tokens, rows]`, of which `count` from `first` on belong to the panel.
+    factors: &'a [f32],
+    first: usize,
+    rows: usize,
+}
+
+impl Block<'_> {
+    /// Adds this block to `wide`, `[tokens, padded]`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn multiply(&self, tokens: usize, wide: &mut [f64]) {
+        for column in (0..self.padded).step_by(4 * WIDTH) {
+            let mut token = 0;
+            while token < tokens {
+                token += match ((self.padded - column) / WIDTH, tokens - token) {
+                    (4.., 4..) => self.corner::<4, 4>(token, column, wide),
+                    (4.., _) => self.corner::<1, 4>(token, column, wide),
+                    (rest, _) => {
+                        for c in 0..rest {
+                            self.corner::<1, 1>(token, column + c * WIDTH, wide);
+                        }
+                        1
+                    }
+                };
+            }
+        }
+    }
+
+    /// The chains of `T` tokens in `C` registers of columns; returns `T`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn corner<const T: usize, const C: usize>(
+        &self,
+        token: usize,
+        column: usize,
+        wide: &mut [f64],
+    ) -> usize {
+        let Block { panel, padded, count, factors, first, rows } = *self;
+        assert!(count <= CHAIN && column + C * WIDTH <= padded && count * padded <= panel.len());
+        assert!(first + count <= rows && (token + T) * rows <= factors.len());
+        assert!((token + T) * padded <= wide.len());
+        let mut chains = [[_mm512_setzero_ps(); C]; T];
+        for i in 0..count {
+            let mut row = [_mm512_setzero_ps(); C];
+            for (c, row) in row.iter_mut().enumerate() {
+                // SAFETY: by the first assertion these columns are in row `i`.
+                *row =
+                    unsafe { _mm512_loadu_ps(panel.as_ptr().add(i * padded + column + c * WIDTH)) };
+            }
+            for (t, chains) in chains.iter_mut().enumerate() {
+                // SAFETY: the second assertion.
+                let factor = unsafe { factors.get_unchecked((token + t) * rows + first + i) };
+                let factor = _mm512_set1_ps(*factor);
+                for (chain, row) in chains.iter_mut().zip(row) {
+                    *chain = _mm512_fmadd_ps(factor, row, *chain);
+                }
+            }
+        }
+        for (t, chains) in chains.into_iter().enumerate() {
+            for (c, chain) in chains.into_iter().enumerate() {
+                let halves = [_mm512_castps512_ps256(chain), _mm512_extractf32x8_ps::<1>(chain)];
+                for (half, chain) in halves.into_iter().enumerate() {
+                    let place = (token + t) * padded + column + c * WIDTH + half * WIDTH / 2;
+                    // SAFETY: by the third assertion the token's columns are in `wide`.
+                    unsafe {
+                        let wide = wide.as_mut_ptr().add(place);
+                        let sum = _mm512_add_pd(_mm512_loadu_pd(wide), _mm512_cvtps_pd(chain));
+                        _mm512_storeu_pd(wide, sum);
+                    }
+                }
+            }
+        }
+        T
+    }
+}
