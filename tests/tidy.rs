@@ -14,7 +14,7 @@ const ALLOWED: [(&str, &[&str]); 4] = [
     ("storage", &["error", "io", "format"]),
     ("kernels", &["error"]),
     ("synth", &["error", "io", "format"]),
-    ("measure", &["error", "io", "kernels"]),
+    ("measure", &["error", "io", "format", "kernels", "model"]),
 ];
 
 /// Modules beside the layers that the Python binding exposes.

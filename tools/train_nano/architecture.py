@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
 
-import release_config  # noqa: E402
+import release_config
 
 RMS_NORM_EPS = 1e-5
 #: Epsilon of the two latent norms of MLA and of KDA's unit length; neither is in the config.

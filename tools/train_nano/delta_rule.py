@@ -2,12 +2,16 @@
 
 For one head, with state `S` [key, value], decay `a_t` per key channel and strength `b_t`:
 
-    S_t' = diag(a_t) S_{t-1};  e_t = b_t (v_t - S_t'^T k_t);  S_t = S_t' + k_t e_t^T;  o_t = S_t^T q_t
+    S_t' = diag(a_t) S_{t-1}
+    e_t = b_t (v_t - S_t'^T k_t)
+    S_t = S_t' + k_t e_t^T
+    o_t = S_t^T q_t
 
 Let `G_t` be the sum of log decays from the start of a chunk to token `t`. Unrolling within the
 chunk gives a triangular system for all `e_t` (parallelised as in Gated DeltaNet and Kimi Linear):
 
-    (I + diag(b) A) E = diag(b) (V - (K exp G) S_0),   A_ts = sum_c k_tc k_sc exp(G_tc - G_sc), s < t
+    (I + diag(b) A) E = diag(b) (V - (K exp G) S_0)
+    A_ts = sum_c k_tc k_sc exp(G_tc - G_sc) for s < t, otherwise 0
 """
 
 from __future__ import annotations

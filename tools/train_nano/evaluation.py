@@ -49,11 +49,15 @@ class Loss:
         """The exponential of the loss."""
         return math.exp(self.nats)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.nats:.4f} nats/token, perplexity {self.perplexity:.2f}, "
-            f"{self.bits_per_byte:.4f} bits/byte ({self.tokens} tokens)"
-        )
+    def figures(self) -> dict[str, float]:
+        """All figures by name."""
+        return {
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "nats_per_token": round(self.nats, 5),
+            "perplexity": round(self.perplexity, 3),
+            "bits_per_byte": round(self.bits_per_byte, 5),
+        }
 
 
 def read_checkpoint(directory: Path) -> tuple[Architecture, dict[str, jax.Array]]:
@@ -88,9 +92,7 @@ def losses(shape: Architecture, weights: Weights, ids: NDArray[np.int64]) -> NDA
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
-def summarize(
-    losses: NDArray[np.float64], ids: NDArray[np.int64], tokens: list[bytes]
-) -> Loss:
+def summarize(losses: NDArray[np.float64], ids: NDArray[np.int64], tokens: list[bytes]) -> Loss:
     """The mean of `losses`, which belong to `ids[1:]`."""
     lengths = [len(tokens[token]) for token in ids[1 : len(losses) + 1]]
     return Loss(len(losses), sum(lengths), float(losses.mean()))

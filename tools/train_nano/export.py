@@ -7,7 +7,6 @@ Names, types and packing are those of the release; `A_log` is padded to the widt
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from stored_weights import F32_ENDINGS, Weights, is_expert, pack
 from checkpoint import TEXT_PREFIX, Tensor, to_bf16, write_json, write_safetensors  # isort: skip
 
 
-def write(
-    directory: Path, shape: Architecture, weights: Weights, tokens: list[bytes], card: str
-) -> int:
+def write(directory: Path, shape: Architecture, weights: Weights, tokens: list[bytes]) -> int:
     """Writes the checkpoint in place of `directory` and returns its size in bytes.
 
     A reader finds the old checkpoint or the new one, and a mixture only between two renames.
@@ -46,14 +43,13 @@ def write(
     (fresh / "model.safetensors.index.json").write_text(json.dumps(index, indent=0) + "\n")
     write_json(fresh / "config.json", shape.config())
     vocabulary.write(fresh, tokens)
-    (fresh / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     old = directory.with_name(f"{directory.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         directory.rename(old)
     fresh.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
-    return sum(os.path.getsize(path) for path in directory.iterdir())
+    return sum(path.stat().st_size for path in directory.iterdir())
 
 
 def stored(name: str, value: np.ndarray) -> list[tuple[str, Tensor]]:

@@ -179,7 +179,9 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 
     query, key, value = by_head(query * width**-0.5), by_head(key).swapaxes(1, 2), by_head(value)
 
-    def attend(query: jax.Array, first: jax.Array | int, key: jax.Array, value: jax.Array):
+    def attend(
+        query: jax.Array, first: jax.Array | int, key: jax.Array, value: jax.Array
+    ) -> jax.Array:
         """Queries from position `first` on."""
         position = first + jnp.arange(query.shape[1])[:, None]
         later = jnp.where(jnp.arange(key.shape[2])[None, :] > position, -1e30, 0.0)
@@ -199,7 +201,7 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
         padded = jnp.pad(query, ((0, 0), (0, -length % QUERY_BLOCK), (0, 0)))
         padded = padded.reshape(batch * heads, -1, QUERY_BLOCK, width).swapaxes(0, 1)
         blocks = (padded, jnp.asarray(starts))
-        output = jax.lax.map(lambda block: attend(*block, key, value), blocks)
+        output = jax.lax.map(lambda block: attend(block[0], block[1], key, value), blocks)
         output = output.swapaxes(0, 1).reshape(batch * heads, -1, value.shape[-1])[:, :length]
     return output.reshape(batch, heads, length, -1).transpose(0, 2, 1, 3)
 
@@ -250,9 +252,7 @@ def expert_block(
 def first_weights(shape: Architecture, seed: int) -> dict[str, jax.Array]:
     """Random weights: products keep the size of their input, mixes start as plain averages."""
     dice = np.random.default_rng(seed)
-    return {
-        name: jnp.asarray(make(dice), jnp.float32) for name, make in _first_weights(shape)
-    }
+    return {name: jnp.asarray(make(dice), jnp.float32) for name, make in _first_weights(shape)}
 
 
 Maker = Callable[[np.random.Generator], np.ndarray]

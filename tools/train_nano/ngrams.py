@@ -62,4 +62,4 @@ class KneserNey:
             self.probability(tuple(ids[max(0, end - self.order + 1) : end]), ids[end])
             for end in range(1, len(ids))
         ]
-        return -np.log(np.asarray(probabilities))
+        return np.asarray(-np.log(np.asarray(probabilities)))

@@ -72,7 +72,9 @@ def start(weights: Tree) -> State:
     trained = {name: value for name, value in weights.items() if not name.endswith(BIAS_ENDING)}
     second = {name: value for name, value in trained.items() if not uses_muon(name, value)}
     zeros = jnp.zeros_like
-    return State(jnp.zeros((), jnp.int32), jax.tree.map(zeros, trained), jax.tree.map(zeros, second))
+    return State(
+        jnp.zeros((), jnp.int32), jax.tree.map(zeros, trained), jax.tree.map(zeros, second)
+    )
 
 
 def update(

@@ -26,6 +26,7 @@ import evaluation
 import export
 import jax
 import jax.numpy as jnp
+import measure
 import model_card
 import network
 import numpy as np
@@ -45,6 +46,7 @@ LOG_EVERY, SAVE_EVERY, EXPORT_EVERY = 10, 100, 300
 GLANCE_TOKENS = 8192
 #: The part of the held-out text that tests use, in characters.
 EXCERPT_LENGTH = 100_000
+LOG_FILE, HELD_OUT_FILE, EXCERPT_FILE = "loss.jsonl", "held_out.txt", "held_out_excerpt.txt"
 
 Tree = dict[str, jax.Array]
 Step = Callable[..., tuple[Tree, optimizer.State, jax.Array, jax.Array, jax.Array]]
@@ -62,8 +64,8 @@ class Text:
 def prepare(work: Path, shape: Architecture) -> Text:
     """Fetches the text, learns the vocabulary, writes the held-out part to `work`."""
     text = corpus.load(work)
-    (work / "held_out.txt").write_text(text.held_out)
-    (work / "held_out_excerpt.txt").write_text(corpus.excerpt(text.held_out, EXCERPT_LENGTH))
+    (work / HELD_OUT_FILE).write_text(text.held_out)
+    (work / EXCERPT_FILE).write_text(corpus.excerpt(text.held_out, EXCERPT_LENGTH))
     tokens = vocabulary.learn(text.training, shape.rank_count)
     encoder = vocabulary.encoder(tokens)
     training, held_out = (
@@ -175,13 +177,15 @@ class Run:
                     save(self.state_path, self.weights, self.state)
                 self.log(line)
                 if step % EXPORT_EVERY == 0 and step < self.steps:
-                    self.export({"step": step, "steps": self.steps})
+                    self.export(step, line["loss"], {})
                 values, began = [], time.monotonic()
         if step < self.steps:
             save(self.state_path, self.weights, self.state)
             logger.info("stopped after step %d; the same command goes on", step)
-        else:
-            self.export({"step": step, "steps": step})
+            return
+        loss = self.last_loss()
+        self.export(step, loss, {})
+        self.export(step, loss, self.measure())
 
     def advance(self, step: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Takes one step."""
@@ -203,15 +207,49 @@ class Run:
         ids = self.text.held_out[: GLANCE_TOKENS + 1]
         return float(evaluation.losses(self.shape, as_stored(self.weights), ids).mean())
 
-    def export(self, progress: dict[str, int]) -> None:
+    def measure(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Losses of the exported checkpoint and of the n-gram models, by text and model."""
+        logger.info("measuring the exported checkpoint")
+        figures = {}
+        for name, file in (
+            ("The beginning of the held-out text", EXCERPT_FILE),
+            ("The whole held-out text", HELD_OUT_FILE),
+        ):
+            text = (self.work / file).read_text()
+            own = {"this model": measure.evaluate(self.output, text, None)}
+            figures[name] = own | measure.baselines(self.output, text, self.work)
+        (self.work / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+        return figures
+
+    def last_loss(self) -> float:
+        """The training loss in the last line of the log."""
+        lines = (self.work / LOG_FILE).read_text().splitlines()
+        return float(json.loads(lines[-1])["loss"])
+
+    def export(self, step: int, loss: float, figures: dict[str, Any]) -> None:
         """Writes the checkpoint with its card."""
-        card = model_card.write(self.shape, progress, self.work / "figures.json")
-        size = export.write(self.output, self.shape, self.weights, self.text.tokens, card)
-        logger.info("exported to %s, %.2f MB", self.output, size / 1e6)
+        rows, length = SHORT
+        facts = {
+            "parameters": sum(value.size for value in self.weights.values()) / 1e6,
+            "training_bytes": sum(len(self.text.tokens[token]) for token in self.text.training),
+            "held_out_bytes": sum(len(self.text.tokens[token]) for token in self.text.held_out),
+            "steps": step,
+            "step_tokens": rows * length,
+            "epochs": step * rows * length / len(self.text.training),
+            "short": length,
+            "long": LONG[1],
+            "long_share": LONG_SHARE,
+            "seed": self.seed,
+            "training_loss": loss,
+        }
+        size = export.write(self.output, self.shape, self.weights, self.text.tokens) / 1e6
+        card = model_card.write(self.shape, {**facts, "size": size}, figures)
+        (self.output / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+        logger.info("exported to %s, %.2f MB", self.output, size)
 
     def log(self, line: dict[str, Any]) -> None:
         """Adds a line to the log and shows it."""
-        with (self.work / "loss.jsonl").open("a", encoding="utf-8") as file:
+        with (self.work / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         logger.info("  ".join(f"{key} {value}" for key, value in line.items()))
 

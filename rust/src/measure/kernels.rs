@@ -1,6 +1,9 @@
 //! Products of matrices of the released shapes, in bytes of weights and
 //! operations a second.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -11,6 +14,7 @@ use crate::kernels::backend::Backend;
 use crate::kernels::matmul::matmul_by_rows;
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::measure::limits::{self, Limits};
+use crate::measure::small_work::{self, SmallWork};
 use crate::measure::{Effort, median_seconds};
 
 /// One kernel at one number of tokens.
@@ -137,6 +141,43 @@ impl Bench {
             tokens.iter().map(|tokens| self.kernel(*form, *columns, *rows, *tokens, limits))
         });
         runs.collect()
+    }
+
+    /// Measures the small work of a token beside `limits`.
+    pub fn small_work(&self, limits: &Limits) -> Vec<SmallWork> {
+        let read = limits.read_gb_s;
+        self.threads.install(|| small_work::measure(self.backend, self.effort, read))
+    }
+
+    /// How many times slower a product becomes when one more thread wants a core
+    /// all the time: with `n` threads on `n` cores, `(n + 1) / n` if rows are
+    /// handed out so that a core that is taken costs its share and no more.
+    pub fn slowdown_beside_a_busy_thread(&self) -> f64 {
+        let (columns, rows) = (7168, (self.pool.len() / 2 / Form::Bf16.bytes(7168)).min(12_288));
+        let matrix = Form::Bf16.view(rows, columns, &self.pool);
+        let x = vec![0.5; columns];
+        let mut out = vec![0.0; rows];
+        let mut mean_seconds = || {
+            let (started, mut count) = (Instant::now(), 0);
+            while count < 20 * self.effort.repetitions {
+                self.threads.install(|| matmul_by_rows(self.backend, &[matrix], &x, 1, &mut out));
+                count += 1;
+            }
+            started.elapsed().as_secs_f64() / count as f64
+        };
+        let alone = mean_seconds();
+        let done = AtomicBool::new(false);
+        let crowded = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let crowded = mean_seconds();
+            done.store(true, Ordering::Relaxed);
+            crowded
+        });
+        crowded / alone
     }
 
     fn kernel(

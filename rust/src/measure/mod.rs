@@ -6,6 +6,7 @@
 
 pub mod kernels;
 pub mod limits;
+pub mod small_work;
 
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use crate::error::Result;
 use crate::kernels::backend::Backend;
 pub use kernels::KernelSpeed;
 pub use limits::Limits;
+pub use small_work::SmallWork;
 
 /// How much to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub struct Measurement {
     pub limits: Limits,
     /// The kernels beside it.
     pub kernels: Vec<KernelSpeed>,
+    /// What a decoded token does beside them.
+    pub small_work: Vec<SmallWork>,
+    /// How many times slower a product is beside a thread that is always busy.
+    pub busy_thread_slowdown: f64,
     /// Cores that other work kept busy meanwhile, `None` where the system does
     /// not tell. Above 0.1 the figures say little.
     pub foreign_cpu: Option<f64>,
@@ -54,7 +60,10 @@ pub fn measure(backend: Backend, threads: Option<usize>, effort: Effort) -> Resu
     let bench = kernels::Bench::new(backend, threads, effort)?;
     let limits = bench.limits();
     let kernels = bench.kernels(&limits);
-    Ok(Measurement { limits, kernels, foreign_cpu: watch.busy_cores() })
+    let small_work = bench.small_work(&limits);
+    let foreign_cpu = watch.busy_cores();
+    let busy_thread_slowdown = bench.slowdown_beside_a_busy_thread();
+    Ok(Measurement { limits, kernels, small_work, busy_thread_slowdown, foreign_cpu })
 }
 
 /// Seconds of `work`, the median of `repetitions` runs after one to warm up.

@@ -81,13 +81,14 @@ pub fn forward(
     pass.matmul(&weights.output, &out)
 }
 
-struct Attention<'a> {
-    config: &'a MlaConfig,
-    cache: &'a MlaCache,
+/// The queries of a chunk over a cache that has its latents.
+pub(crate) struct Attention<'a> {
+    pub(crate) config: &'a MlaConfig,
+    pub(crate) cache: &'a MlaCache,
     /// `[tokens, heads, nope + rope]`.
-    query: &'a [f32],
-    tokens: usize,
-    backend: Backend,
+    pub(crate) query: &'a [f32],
+    pub(crate) tokens: usize,
+    pub(crate) backend: Backend,
 }
 
 /// One head of one token.
@@ -103,7 +104,7 @@ struct Query<'a> {
 impl Attention<'_> {
     /// All tokens of the heads whose keys and values `tiles` expand, from
     /// `first_head` on, into `out`, `[tokens, heads, value]`.
-    fn heads(&self, first_head: usize, tiles: &[Matrix<'_>], out: &mut [f32]) {
+    pub(crate) fn heads(&self, first_head: usize, tiles: &[Matrix<'_>], out: &mut [f32]) {
         let (nope, dim) = (self.config.nope_dim, self.config.value_dim);
         let rows = nope + dim;
         let parts = tiles.iter().flat_map(|tile| {

@@ -112,7 +112,7 @@ impl Chunk<'_> {
 
 for_each_backend! {
     /// `x = factor * x / sqrt(sum(x^2) + 1e-6)`: a sum, not a mean.
-    fn unit_norm(x: &mut [f32], factor: f64) {
+    pub(crate) fn unit_norm(x: &mut [f32], factor: f64) {
         let squares = lane_sum(x.len(), |i| f64::from(x[i]) * f64::from(x[i]));
         let scale = factor / (squares + UNIT_NORM_EPSILON).sqrt();
         for x in x {
@@ -123,7 +123,7 @@ for_each_backend! {
 
 for_each_backend! {
     /// `e^g` per channel, `g` the log decay of this token.
-    fn decay_factors(
+    pub(crate) fn decay_factors(
         z: &[f32],
         bias: &[f32],
         rate: f64,

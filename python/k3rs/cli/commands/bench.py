@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _table(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The limits, then a row for every kernel, as Markdown."""
+    """The limits, a row for every kernel, and one for what a token does besides, as Markdown."""
     limits = facts["limits"]
     yield (
         f"{limits['threads']} threads: memory read {limits['read_gb_s']:.1f} GB/s, "
@@ -45,3 +45,10 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
             f"| {kernel['name']} | {kernel['tokens']} | {kernel['weights_gb_s']:.2f} "
             f"| {kernel['gflop_s']:.1f} | {kernel['of_read']:.2f} | {kernel['of_fma']:.2f} |"
         )
+    yield ""
+    yield "| other work of a token of the release | ms | of a token from memory |"
+    yield "|---|---|---|"
+    for work in facts["small_work"]:
+        yield f"| {work['name']} | {work['ms_per_token']:.1f} | {work['of_token']:.1%} |"
+    yield ""
+    yield f"beside a thread that is always busy: {facts['busy_thread_slowdown']:.2f} times slower"

@@ -223,30 +223,33 @@ impl Block<'_> {
     /// Adds this block to `wide`, `[row pairs, tokens]`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn multiply(&self, row_pairs: usize, wide: &mut [Wide]) {
+        let most = if self.scales.is_none() { 6 } else { 4 };
         let mut token = 0;
         while token < self.tokens {
-            let together = match self.tokens - token {
-                6.. if self.scales.is_none() => 6,
-                4.. => 4,
-                2.. => 2,
-                _ => 1,
-            };
-            let mut row = 0;
-            while row < row_pairs {
-                let rows = if row_pairs - row >= 4 { 4 } else { 1 };
-                match (rows, together) {
-                    (4, 6) => self.corner::<4, 6>(row, token, wide),
-                    (4, 4) => self.corner::<4, 4>(row, token, wide),
-                    (4, 2) => self.corner::<4, 2>(row, token, wide),
-                    (4, _) => self.corner::<4, 1>(row, token, wide),
-                    (_, 6) => self.corner::<1, 6>(row, token, wide),
-                    (_, 4) => self.corner::<1, 4>(row, token, wide),
-                    (_, 2) => self.corner::<1, 2>(row, token, wide),
-                    (_, _) => self.corner::<1, 1>(row, token, wide),
-                }
-                row += rows;
+            // Evenly, because few tokens leave units idle.
+            let left = self.tokens - token;
+            let together = left.div_ceil(left.div_ceil(most));
+            match together {
+                6 => self.corners::<6>(row_pairs, token, wide),
+                5 => self.corners::<5>(row_pairs, token, wide),
+                4 => self.corners::<4>(row_pairs, token, wide),
+                3 => self.corners::<3>(row_pairs, token, wide),
+                2 => self.corners::<2>(row_pairs, token, wide),
+                _ => self.corners::<1>(row_pairs, token, wide),
             }
             token += together;
+        }
+    }
+
+    /// All row pairs by `T` tokens.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn corners<const T: usize>(&self, row_pairs: usize, token: usize, wide: &mut [Wide]) {
+        let fours = row_pairs / 4 * 4;
+        for row in (0..fours).step_by(4) {
+            self.corner::<4, T>(row, token, wide);
+        }
+        for row in fours..row_pairs {
+            self.corner::<1, T>(row, token, wide);
         }
     }
 

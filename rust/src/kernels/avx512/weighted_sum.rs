@@ -4,7 +4,8 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-use crate::kernels::matrix::Matrix;
+use crate::kernels::bf16::widen_slice;
+use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::scalar::CHAIN;
 
 /// Floats of a register.
@@ -36,10 +37,17 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
         wide.resize(tokens * padded, 0.0);
         for first in (0..rows).step_by(CHAIN) {
             let count = CHAIN.min(rows - first);
-            for (i, row) in panel.chunks_exact_mut(padded.max(1)).take(count).enumerate() {
-                matrix.decode(first + i, 0, &mut row[..columns]);
-            }
-            Block { panel, padded, count, factors, first, rows }.multiply(tokens, wide);
+            let decoded = match floats(matrix).filter(|_| columns == padded) {
+                Some(floats) => &floats[first * columns..],
+                None => {
+                    for (i, row) in panel.chunks_exact_mut(padded.max(1)).take(count).enumerate() {
+                        decode(matrix, first + i, &mut row[..columns]);
+                    }
+                    &panel[..]
+                }
+            };
+            let block = Block { panel: decoded, padded, count, factors, first, rows };
+            block.multiply(tokens, wide);
         }
         for (token, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
             for (out, wide) in out.iter_mut().zip(&wide[token * padded..]) {
@@ -47,6 +55,26 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
             }
         }
     });
+}
+
+/// Stored floats that can be used where they are.
+fn floats(matrix: Matrix<'_>) -> Option<&[f32]> {
+    match matrix.weights() {
+        Weights::F32(bytes) => bytemuck::try_cast_slice(bytes).ok(),
+        Weights::Bf16(_) | Weights::Mxfp4 { .. } => None,
+    }
+}
+
+/// [`Matrix::decode`] of a whole row.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode(matrix: Matrix<'_>, row: usize, out: &mut [f32]) {
+    match matrix.weights() {
+        Weights::Bf16(bytes) => {
+            let columns = out.len();
+            widen_slice(&bytes[row * columns * 2..][..columns * 2], out);
+        }
+        Weights::F32(_) | Weights::Mxfp4 { .. } => matrix.decode(row, 0, out),
+    }
 }
 
 /// At most [`CHAIN`] decoded rows, and the factors of all tokens.
