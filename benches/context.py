@@ -5,18 +5,16 @@ state 128 x 128), so that a token's time is almost all attention, and measures s
 behind texts of growing length. A KDA layer costs the same everywhere, an MLA layer reads
 its cache; both are printed for the released number of layers.
 
-    python benches/context.py DIRECTORY [--positions 16,1024,4096] [--json PATH] [--plot PATH]
+    python benches/context.py DIRECTORY [--positions 16,1024,4096] [--json PATH]
 
-The checkpoint (a few MB) is left in DIRECTORY. `--plot` needs the extra `plot`.
+The checkpoint (a few MB) is left in DIRECTORY. `benches/plot.py` draws the result.
 """
 
 import argparse
-import importlib
 import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import k3rs
 
@@ -39,7 +37,6 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--positions", default="16,256,1024,2048,4096")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     positions = [int(word) for word in arguments.positions.split(",")]
 
@@ -64,8 +61,6 @@ def main() -> None:
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(points, indent=2) + "\n", encoding="utf-8")
-    if arguments.plot:
-        plot(points, arguments.plot)
 
 
 def make(directory: Path, layers: int) -> Path:
@@ -103,17 +98,6 @@ def cache_bytes(directory: Path, positions: int) -> int:
     """What the plan sets aside for the latent cache."""
     entries = k3rs.plan(directory, positions=positions)["plan"]["entries"]
     return int(next(entry["bytes"] for entry in entries if entry["name"] == "latent cache"))
-
-
-def plot(points: list[dict[str, Any]], path: Path) -> None:
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    positions = [point["position"] for point in points]
-    for key, label in (("kda_seconds", "69 KDA layers"), ("mla_seconds", "24 MLA layers")):
-        axes.plot(positions, [point[key] for point in points], marker="o", label=label)
-    axes.set(xlabel="tokens before", ylabel="seconds a token", ylim=(0, None))
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight")
 
 
 if __name__ == "__main__":

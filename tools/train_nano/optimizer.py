@@ -35,10 +35,16 @@ MUON_RMS = 0.2
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rates over the run: linear warm-up, then a cosine down to a small remainder."""
+    """Rates over the run: linear warm-up, a slow cosine, and a linear cool-down at the end.
+
+    The cosine does not know where the run ends, so the same run can be made longer without
+    starting anew: only its cool-down moves.
+    """
 
     steps: int
     warmup: int = 50
+    horizon: int = 1600
+    cooldown: int = 350
     muon_rate: float = 6e-3
     adam_rate: float = 3e-3
     bias_rate: float = 2e-3
@@ -49,9 +55,11 @@ class Schedule:
     def factor(self, step: jax.Array) -> jax.Array:
         """What the rates are multiplied by at `step`, counted from 0."""
         rising = (step + 1) / self.warmup
-        progress = jnp.clip((step - self.warmup) / max(self.steps - self.warmup, 1), 0.0, 1.0)
+        progress = jnp.clip((step - self.warmup) / (self.horizon - self.warmup), 0.0, 1.0)
         cosine = 0.5 * (1.0 + jnp.cos(math.pi * progress))
-        return jnp.minimum(rising, self.remainder + (1.0 - self.remainder) * cosine)
+        slow = self.remainder + (1.0 - self.remainder) * cosine
+        left = jnp.clip((self.steps - step) / self.cooldown, self.remainder, 1.0)
+        return jnp.minimum(rising, slow * left)
 
 
 class State(NamedTuple):

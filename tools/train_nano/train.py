@@ -38,7 +38,7 @@ from stored_weights import as_stored
 
 logger = logging.getLogger("train_nano")
 
-STEPS = 1600
+STEPS = 1100
 #: Sequences of a step and their length: short ones first, long ones for the last part.
 SHORT, LONG, LONG_SHARE = (16, 256), (4, 1024), 0.15
 LOG_EVERY, SAVE_EVERY, EXPORT_EVERY = 10, 100, 300
