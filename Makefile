@@ -7,7 +7,7 @@ PYTHON := $(VENV)/bin/python
 TOOLS := $(VENV)/installed
 EXTENSION := python/k3rs/_k3rs.abi3.so
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find rust -name '*.rs')
-PYTHON_SOURCES := benches python tests/python tools
+PYTHON_SOURCES := benches examples python tests/python tools
 
 # The interpreter that PyO3 builds for. Set here for all of cargo's calls, because
 # a change of it makes them build again.
@@ -31,7 +31,7 @@ help:
 	@echo "make format  format all sources"
 
 demo: $(EXTENSION)
-	$(PYTHON) -m k3rs generate --prompt "the old lighthouse keeper" --max-tokens 32
+	$(PYTHON) -m k3rs generate --prompt "And it came to pass in those days" --max-tokens 48
 
 # The Python tests come last, so that their closing line ends the output.
 test: lint rust-test rust-bench python-test

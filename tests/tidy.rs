@@ -71,7 +71,7 @@ fn rust_core() -> Vec<(PathBuf, String)> {
 }
 
 fn all_code() -> Vec<(PathBuf, String)> {
-    let directories = ["rust", "python", "tests", "benches", "tools", "fuzz"];
+    let directories = ["rust", "python", "tests", "benches", "examples", "tools"];
     directories.iter().flat_map(|directory| sources(directory, &[".rs", ".py", ".pyi"])).collect()
 }
 
@@ -222,7 +222,7 @@ fn papers() -> Vec<(PathBuf, String)> {
         .iter()
         .filter_map(|name| Some((PathBuf::from(name), fs::read_to_string(root().join(name)).ok()?)))
         .collect();
-    for directory in ["fixtures", "tools", "benches", "docs"] {
+    for directory in ["fixtures", "tools", "benches", "docs", "examples"] {
         papers.extend(sources(directory, &[".md"]));
     }
     papers

@@ -15,6 +15,7 @@ from k3rs.generation import Token
 from k3rs.model import Model
 from k3rs.presets import PRESETS, MemoryRequest, Preset
 from k3rs.sampling import Sampler
+from k3rs.scoring import Score, score
 from k3rs.session import Session
 from k3rs.shipped_model import ShippedModel, shipped_model
 from k3rs.synth import synthesize
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "Preset",
     "Sampler",
+    "Score",
     "Session",
     "ShippedModel",
     "TextStream",
@@ -38,6 +40,7 @@ __all__ = [
     "inspect",
     "load_tokenizer",
     "plan",
+    "score",
     "shipped_model",
     "synthesize",
 ]

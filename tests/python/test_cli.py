@@ -426,7 +426,9 @@ def test_without_a_terminal_there_are_no_control_characters(
     assert "config keys without effect: " in done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["plan"], ["inspect"], ["presets"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["score"], ["plan"], ["inspect"], ["presets"]], ids=str
+)
 def test_every_command_has_help(run_k3rs: RunK3rs, command: list[str]) -> None:
     done = run_k3rs(*command, "--help")
     assert done.status == 0

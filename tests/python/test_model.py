@@ -300,3 +300,24 @@ def test_plan_and_inspect_need_no_engine(model_path: Path) -> None:
     assert sum(entry["bytes"] for entry in facts["plan"]["entries"]) <= 10**9
     assert 0 < facts["minimum_bytes"] <= 10**9
     assert k3rs.inspect(model_path)
+
+
+def test_the_bytes_of_a_ring_that_nothing_needs_serve_the_experts(model_path: Path) -> None:
+    def planned(budget: int) -> dict[str, Any]:
+        plan: dict[str, Any] = k3rs.plan(model_path, k3rs.MemoryRequest(memory_bytes=budget))[
+            "plan"
+        ]
+        return plan
+
+    everything = planned(10**9)
+    assert (everything["pinned_fraction"], everything["ring_bytes"]) == (1.0, 0)
+    smallest = k3rs.plan(model_path, k3rs.MemoryRequest(memory_bytes=10**9))["minimum_bytes"]
+    slot = next(e["bytes"] for e in everything["entries"] if e["name"] == "expert slots")
+    slot //= everything["expert_slots"]
+    # The smallest budget that pins the whole trunk, up to a page.
+    low, high = smallest, 10**9
+    while high - low > 4096:
+        middle = (low + high) // 2
+        low, high = (low, middle) if planned(middle)["ring_bytes"] == 0 else (middle, high)
+    unused = high - sum(entry["bytes"] for entry in planned(high)["entries"])
+    assert unused < slot or planned(high)["expert_slots"] == everything["expert_slots"]

@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"k3rs {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_generate(commands)
+    _add_score(commands)
     _add_plan(commands)
     _add_inspect(commands)
     _add_presets(commands)
@@ -70,9 +71,33 @@ def _add_generate(commands: _Commands) -> None:
         help="tokens to generate (default: 16)",
     )
     _add_budget(parser)
-    _add_compute(parser)
+    _add_compute(parser).add_argument(
+        "--no-incremental",
+        action="store_true",
+        help="recompute the whole prefix each step, for checking",
+    )
     _add_sampling(parser)
     _add_output(parser)
+
+
+def _add_score(commands: _Commands) -> None:
+    parser = _add_command(commands, "score", "measure how well a model predicts a text")
+    parser.epilog = (
+        "Plain text, in which nothing is special, is encoded without a start token. Every token "
+        "but the first is predicted from all before it, by a softmax over the whole vocabulary. "
+        "tokens: how many are predicted; nll: their mean negative log-likelihood in nats; "
+        "perplexity: exp(nll), null in JSON where that is beyond float64; bits_per_byte: their "
+        "negative log-likelihood in bits, by the bytes that they stand for."
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
+    parser.add_argument(
+        "text_file",
+        metavar="TEXT_FILE",
+        help="UTF-8 text, taken as it is except for a byte order mark",
+    )
+    _add_budget(parser)
+    _add_compute(parser)
+    _add_json_switch(parser)
 
 
 def _add_budget(parser: argparse.ArgumentParser) -> None:
@@ -101,17 +126,16 @@ def _add_processor(group: "argparse._ArgumentGroup | argparse.ArgumentParser") -
     )
 
 
-def _add_compute(parser: argparse.ArgumentParser) -> None:
+def _add_compute(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     group = parser.add_argument_group("computing (no bit of the output depends on it)")
     _add_processor(group)
     group.add_argument(
-        "--prefill-chunk", metavar="N", type=_count, help="tokens per sweep of the prompt"
+        "--prefill-chunk",
+        metavar="N",
+        type=_count,
+        help="tokens per sweep of the text that is read",
     )
-    group.add_argument(
-        "--no-incremental",
-        action="store_true",
-        help="recompute the whole prefix each step, for checking",
-    )
+    return group
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:

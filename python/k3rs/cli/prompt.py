@@ -25,7 +25,7 @@ def prompt_ids(
     if arguments.prompt is not None:
         text, source = arguments.prompt, "--prompt"
     else:
-        text, source = _read_text(Path(arguments.prompt_file)), arguments.prompt_file
+        text, source = read_text(Path(arguments.prompt_file)), arguments.prompt_file
     if not text:
         raise InputError(
             f"{source}: expected a prompt, found empty text", hint="write at least one word"
@@ -46,7 +46,7 @@ def _parse_ids(text: str) -> list[int]:
     return ids
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The text of a file exactly as it is, line ends included, but for a byte order mark."""
     data = path.read_bytes()
     try:

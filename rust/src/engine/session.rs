@@ -96,7 +96,11 @@ impl Session {
 impl SweepOutput {
     /// Puts the output of the next chunk behind this one.
     fn append(&mut self, next: SweepOutput) {
-        self.logits.extend(next.logits);
+        if self.logits.is_empty() {
+            self.logits = next.logits;
+        } else {
+            self.logits.extend(next.logits);
+        }
         if self.hidden.is_empty() {
             self.hidden = next.hidden;
         } else {

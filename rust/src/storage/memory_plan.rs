@@ -143,6 +143,10 @@ impl MemoryPlan {
                 left -= ring - divider.ring_minimum();
                 let pinned = divider.pin(left);
                 left -= divider.pinned_bytes(&pinned);
+                if pinned.iter().all(|pinned| *pinned) {
+                    // Nothing streams: the ring's bytes serve the experts.
+                    left += ring;
+                }
                 let slots = divider.slots_for(divider.slots_minimum() + left);
                 Ok(divider.plan(budget, minimum_bytes, chunk, ring, pinned, slots))
             }
