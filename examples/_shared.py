@@ -38,7 +38,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--picture", metavar="PATH", type=Path, help="draw the facts into PATH")
     given = parser.parse_args()
     try:
-        given.model = given.model or k3rs.shipped_model().path
+        given.model = given.model or k3rs.shipped_model()
         k3rs.inspect(given.model)
     except K3Error as error:
         parser.error(f"{error}\nhint: {error.hint}")

@@ -17,7 +17,7 @@ from k3rs.presets import PRESETS, MemoryRequest, Preset
 from k3rs.sampling import Sampler
 from k3rs.scoring import Score, score
 from k3rs.session import Session
-from k3rs.shipped_model import ShippedModel, shipped_model
+from k3rs.shipped_model import shipped_model
 from k3rs.synth import synthesize
 from k3rs.text_stream import TextStream
 from k3rs.tokenizer import Tokenizer
@@ -30,7 +30,6 @@ __all__ = [
     "Sampler",
     "Score",
     "Session",
-    "ShippedModel",
     "TextStream",
     "Token",
     "Tokenizer",

@@ -67,7 +67,7 @@ def test_every_example_runs_without_arguments(name: str, run_example: RunExample
 
 
 def test_without_a_model_it_is_the_shipped_one(run_example: RunExample) -> None:
-    named = run_example("residuals", k3rs.shipped_model().path)
+    named = run_example("residuals", k3rs.shipped_model())
     assert run_example("residuals").stdout == named.stdout
 
 

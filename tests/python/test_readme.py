@@ -17,7 +17,7 @@ def test_the_python_example_runs(
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert len(capsys.readouterr().out.splitlines()) == 8
-    assert getattr(names["logits"], "shape", None) == (320,)
+    assert getattr(names["logits"], "shape", None) == (2304,)
 
 
 def test_links_to_files_lead_somewhere() -> None:

@@ -187,12 +187,11 @@ def write_pairs_of_bytes(directory: Path, count: int) -> None:
 
 
 def test_without_a_model_the_shipped_one_scores(run_k3rs: RunK3rs, text_file: Path) -> None:
-    shipped = k3rs.shipped_model()
-    named = run_k3rs("score", shipped.path, text_file, "--json")
+    named = run_k3rs("score", k3rs.shipped_model(), text_file, "--json")
     unnamed = run_k3rs("score", text_file, "--json")
     assert (named.status, unnamed.status) == (0, 0)
     assert unnamed.stdout == named.stdout
-    assert unnamed.stderr == ("" if shipped.note is None else f"note: {shipped.note}\n")
+    assert unnamed.stderr == ""
 
 
 def test_a_byte_order_mark_is_no_text_but_line_ends_are(

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 import k3rs
-from k3rs.cli.console import Console
 from k3rs.presets import MemoryRequest, request_memory
 from k3rs.sizes import parse_gigabytes
 
@@ -22,11 +21,6 @@ def memory_request(arguments: argparse.Namespace) -> MemoryRequest:
     )
 
 
-def model_directory(model: str | None, console: Console) -> Path:
+def model_directory(model: str | None) -> Path:
     """The directory that was named, or that of the shipped model."""
-    if model is not None:
-        return Path(model)
-    shipped = k3rs.shipped_model()
-    if shipped.note is not None:
-        console.note(f"note: {shipped.note}")
-    return shipped.path
+    return k3rs.shipped_model() if model is None else Path(model)

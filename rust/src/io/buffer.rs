@@ -11,6 +11,8 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use crate::error::{Error, Result};
+
 /// Page size that alignment is counted in.
 pub const PAGE: usize = 4096;
 
@@ -56,6 +58,17 @@ impl AlignedBuffer {
         // SAFETY: the range is the buffer's own mapping.
         let _ = unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxHugepage) };
         Ok(AlignedBuffer { start, length })
+    }
+
+    /// [`AlignedBuffer::new`] for weights, of which a smaller budget needs fewer.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system has no such range of addresses left.
+    pub fn for_weights(length: usize) -> Result<Self> {
+        AlignedBuffer::new(length).map_err(|error| Error::System {
+            problem: format!("the system has no {length} bytes of memory for a buffer: {error}"),
+            hint: "choose a smaller --memory, or end what else uses memory".into(),
+        })
     }
 }
 

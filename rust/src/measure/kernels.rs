@@ -7,7 +7,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::io::buffer::AlignedBuffer;
 use crate::io::threads::compute_pool;
 use crate::kernels::backend::Backend;
@@ -105,13 +105,9 @@ impl Bench {
     /// Fills a pool of weights.
     ///
     /// # Errors
-    /// [`Error::System`] when it cannot be mapped or the threads not started.
+    /// [`crate::Error::System`] when it cannot be mapped or the threads not started.
     pub fn new(backend: Backend, threads: Option<usize>, effort: Effort) -> Result<Self> {
-        let bytes = effort.pool_bytes;
-        let mut pool = AlignedBuffer::new(bytes).map_err(|error| Error::System {
-            problem: format!("the system has no {bytes} bytes of memory to measure with: {error}"),
-            hint: "end what else uses memory".into(),
-        })?;
+        let mut pool = AlignedBuffer::for_weights(effort.pool_bytes)?;
         let threads = compute_pool(threads)?;
         threads.install(|| fill(&mut pool));
         Ok(Bench { pool, threads, backend, effort })

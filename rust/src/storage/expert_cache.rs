@@ -16,7 +16,6 @@ use crate::io::extent::Extent;
 use crate::io::queue::{Completion, ReadQueue, ReadRequest, Urgency, room_for};
 use crate::storage::counters::Counters;
 use crate::storage::eviction::Eviction;
-use crate::storage::trunk_stream::map_buffer;
 
 type Key = (usize, usize);
 
@@ -126,7 +125,7 @@ impl ExpertCache {
             queue,
             table,
             slots: (0..slots)
-                .map(|_| Ok(Slot::Empty(map_buffer(slot_bytes)?)))
+                .map(|_| Ok(Slot::Empty(AlignedBuffer::for_weights(slot_bytes)?)))
                 .collect::<Result<_>>()?,
             empty: (0..slots).rev().collect(),
             slot_of: HashMap::new(),

@@ -134,7 +134,8 @@ impl TrunkStream {
         let passing = || tiles.iter().filter(|tile| !tile.pinned);
         let largest = passing().map(|tile| room_for(&[tile.extent])).max().unwrap_or(0);
         let buffers = ring_buffers.min(passing().count());
-        let free = (0..buffers).map(|_| map_buffer(largest)).collect::<Result<_>>()?;
+        let free =
+            (0..buffers).map(|_| AlignedBuffer::for_weights(largest)).collect::<Result<_>>()?;
         let (reply, replies) = channel();
         Ok(TrunkStream {
             queue,
@@ -311,7 +312,11 @@ impl TrunkStream {
             let tile = self.next.tile;
             let Tile { extent, pinned, state } = &self.tiles[tile];
             if matches!(state, TileState::Absent) {
-                let buffer = if *pinned { Some(map_buffer(room_for(&[*extent]))?) } else { None };
+                let buffer = if *pinned {
+                    Some(AlignedBuffer::for_weights(room_for(&[*extent]))?)
+                } else {
+                    None
+                };
                 let Some(buffer) = buffer.or_else(|| self.free.pop()) else { return Ok(()) };
                 self.submit(tile, buffer);
             } else if !*pinned {
@@ -334,12 +339,4 @@ impl TrunkStream {
             reply: self.reply.clone(),
         });
     }
-}
-
-/// A buffer, or an error that says what to do.
-pub(crate) fn map_buffer(bytes: usize) -> Result<AlignedBuffer> {
-    AlignedBuffer::new(bytes).map_err(|error| Error::System {
-        problem: format!("the system has no {bytes} bytes of memory for a buffer: {error}"),
-        hint: "choose a smaller --memory".into(),
-    })
 }

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     After Ctrl-C what was generated until then is still reported and written.
     """
     sampler = _sampler(arguments)
-    directory = model_directory(arguments.model, console)
+    directory = model_directory(arguments.model)
     tokenizer = k3rs.load_tokenizer(directory)
     ids = prompt_ids(arguments, tokenizer, directory)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ __all__ = ["plan_lines", "run"]
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Prints the plan; where it would not fit, what would be the smallest budget."""
     request = memory_request(arguments)
-    directory = model_directory(arguments.model, console)
+    directory = model_directory(arguments.model)
     positions = arguments.prompt_tokens + arguments.max_tokens
     try:
         facts = k3rs.plan(directory, request, positions=positions, threads=arguments.threads)

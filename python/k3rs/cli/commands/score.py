@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Scores the text file, then prints what came out."""
     request = memory_request(arguments)
     text = read_text(Path(arguments.text_file))
-    directory = model_directory(arguments.model, console)
+    directory = model_directory(arguments.model)
     # Before the model is opened, as the memory plan makes room for just these tokens.
     tokenizer, ids = encode_scored(
         k3rs.load_tokenizer(directory), text, directory, source=arguments.text_file
