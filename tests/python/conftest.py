@@ -1,14 +1,12 @@
 """The fixture checkpoint and the `k3rs` command, as a user has them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoint_edit import copy_checkpoint
-from harness import TIME_LIMIT_S, TINY_K3, Completed, Prompt, RunK3rs, command_environment
+from harness import TINY_K3, Completed, Prompt, RunK3rs, run_python
 
 import k3rs
 
@@ -40,15 +38,7 @@ def run_k3rs(tmp_path: Path) -> RunK3rs:
     """Runs `python -m k3rs` with the given arguments, away from the source checkout."""
 
     def run(*arguments: str | Path, **extra: str) -> Completed:
-        done = subprocess.run(
-            [sys.executable, "-m", "k3rs", *map(str, arguments)],
-            cwd=tmp_path,
-            env=command_environment(**extra),
-            capture_output=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-        return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return run_python(tmp_path, "-m", "k3rs", *arguments, **extra)
 
     return run
 

@@ -70,6 +70,19 @@ def command_environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONWARNINGS": "error", **extra}
 
 
+def run_python(directory: Path, *arguments: str | Path, **extra: str) -> Completed:
+    """Runs this interpreter with `arguments` in `directory`; `extra` goes into its environment."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=directory,
+        env=command_environment(**extra),
+        capture_output=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
 def interrupt_generation(directory: Path, *arguments: str | Path) -> Completed:
     """Runs `k3rs generate` in `directory` and presses Ctrl-C at the first byte of its answer.
 

@@ -5,15 +5,13 @@ import json
 import re
 import runpy
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from harness import TIME_LIMIT_S, Completed, command_environment, smallest_budget
+from harness import Completed, run_python, smallest_budget
 
 import k3rs
 
@@ -29,15 +27,7 @@ def run_example(tmp_path: Path) -> RunExample:
     """Runs an example by its name, away from the source checkout."""
 
     def run(name: str, *arguments: str | Path, **extra: str) -> Completed:
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / f"{name}.py", *map(str, arguments)],
-            cwd=tmp_path,
-            env=command_environment(**extra),
-            capture_output=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-        return Completed(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return run_python(tmp_path, EXAMPLES / f"{name}.py", *arguments, **extra)
 
     return run
 
