@@ -31,7 +31,8 @@ help:
 	@echo "make format  format all sources"
 
 demo: $(EXTENSION)
-	$(PYTHON) -m k3rs generate --prompt "And it came to pass in those days" --max-tokens 48
+	$(PYTHON) -m k3rs generate --prompt "And it came to pass in those days" \
+		--max-tokens 64 --temperature 0.7 --top-p 0.9 --seed 1
 
 # The Python tests come last, so that their closing line ends the output.
 test: lint rust-test rust-bench python-test

@@ -1,6 +1,7 @@
 """The model that ships: where it is, what it writes, and how well it predicts."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,9 @@ def test_it_is_the_whole_architecture() -> None:
 
 def test_it_writes_what_the_readme_shows(run_k3rs: RunK3rs) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    pattern = r"\$ k3rs generate --prompt \"(.*?)\" -n (\d+)\n(.*?)```"
-    ((prompt, count, text),) = re.findall(pattern, readme, re.DOTALL)
-    done = run_k3rs("generate", "--prompt", prompt, "-n", count)
+    pattern = r"\$ k3rs (generate (?:.*\\\n)*.*)\n((?s:.*?))```"
+    ((command, text),) = re.findall(pattern, readme)
+    done = run_k3rs(*shlex.split(command.replace("\\\n", " ")))
     assert done.status == 0
     # The README folds long lines.
     assert done.stdout.split() == text.split()
