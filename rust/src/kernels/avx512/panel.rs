@@ -138,7 +138,8 @@ fn decode<Row: PlainRow>(
                 let stored = unsafe { start.add(step * LANES * Row::BYTES) };
                 if (step * LANES * Row::BYTES).is_multiple_of(64) {
                     let next = stored.wrapping_add(BLOCK * Row::BYTES);
-                    _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    // Not into the first level, which panel and tokens fill.
+                    _mm_prefetch::<_MM_HINT_T1>(next.cast());
                 }
                 // SAFETY: as above.
                 unsafe { Row::load(stored) }
