@@ -60,4 +60,10 @@ def test_it_predicts_unseen_text_as_its_trainer_measured(run_k3rs: RunK3rs, card
     assert nll == pytest.approx(measured["this model"], rel=0.01)
     for baseline in ("2-gram", "5-gram"):
         assert nll < measured[baseline] - 0.05
-    assert run_k3rs("score", HELD_OUT, "--json", "--prefill-chunk", "7").facts == done.facts
+
+
+def test_its_score_has_the_same_bits_at_any_chunking(run_k3rs: RunK3rs, tmp_path: Path) -> None:
+    (tmp_path / "part.txt").write_bytes(HELD_OUT.read_bytes()[:4000])
+    whole = run_k3rs("score", "part.txt", "--json")
+    assert whole.status == 0
+    assert run_k3rs("score", "part.txt", "--json", "--prefill-chunk", "7").facts == whole.facts
