@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::kernels::avx2::mxfp4::Mxfp4Row;
 use crate::kernels::avx2::panel::{block_columns, blocks};
@@ -99,7 +100,14 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
             (&scratch.x[..], width)
         };
         let panel = &scratch.panel[..];
-        let block = Block { panel, width: width / LANES, scales, x, stride, steps, tokens };
+        let after = first + block;
+        let next = match matrix.weights() {
+            Weights::Bf16(bytes) => Some(Next::of::<Bf16Row>(bytes, columns, after)),
+            Weights::F32(bytes) => Some(Next::of::<F32Row>(bytes, columns, after)),
+            Weights::Mxfp4 { .. } => None,
+        };
+        let width = width / LANES;
+        let block = Block { panel, width, scales, x, stride, steps, tokens, next };
         block.multiply(row_pairs, &mut scratch.wide);
     }
     for (out, wide) in out.chunks_mut(2 * tokens).zip(scratch.wide.chunks_exact(tokens)) {
@@ -116,8 +124,7 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
 }
 
 /// Widens columns `first..first + width` of every row, filled up with zeros to
-/// whole lanes, and asks for those of the next block. The last row of an odd
-/// number is its own companion.
+/// whole lanes. The last row of an odd number is its own companion.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode<Row: PlainRow>(
     bytes: &[u8],
@@ -136,11 +143,6 @@ fn decode<Row: PlainRow>(
             let [first, second] = starts.map(|start| {
                 // SAFETY: the row has at least `whole` times eight columns.
                 let stored = unsafe { start.add(step * LANES * Row::BYTES) };
-                if (step * LANES * Row::BYTES).is_multiple_of(64) {
-                    let next = stored.wrapping_add(BLOCK * Row::BYTES);
-                    // Not into the first level, which panel and tokens fill.
-                    _mm_prefetch::<_MM_HINT_T1>(next.cast());
-                }
                 // SAFETY: as above.
                 unsafe { Row::load(stored) }
             });
@@ -206,6 +208,35 @@ fn store(lanes: __m512, line: &mut Line) {
     unsafe { _mm512_store_ps(line.0.as_mut_ptr(), lanes) };
 }
 
+/// The stored rows from the next block on.
+#[derive(Clone, Copy)]
+struct Next<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    block_bytes: usize,
+}
+
+impl<'a> Next<'a> {
+    fn of<Row: PlainRow>(bytes: &'a [u8], columns: usize, first: usize) -> Self {
+        let bytes = &bytes[first * Row::BYTES..];
+        Next { bytes, row_bytes: columns * Row::BYTES, block_bytes: BLOCK * Row::BYTES }
+    }
+
+    /// Asks for the next block of `rows`. Comes between products, because the
+    /// requests of all rows at once would wait for each other; and not into the
+    /// first level, which panel and tokens fill.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn ask(self, rows: Range<usize>) {
+        for row in rows {
+            for line in (0..self.block_bytes).step_by(64) {
+                let place = self.bytes.as_ptr().wrapping_add(row * self.row_bytes + line);
+                _mm_prefetch::<_MM_HINT_T1>(place.cast());
+            }
+        }
+    }
+}
+
 /// One block of columns: a decoded panel and the matching part of every token.
 struct Block<'a> {
     /// Row pair `r` starts at `r * width`.
@@ -218,6 +249,8 @@ struct Block<'a> {
     stride: usize,
     steps: usize,
     tokens: usize,
+    /// Not for MXFP4, whose decoder asks for what comes next.
+    next: Option<Next<'a>>,
 }
 
 impl Block<'_> {
@@ -247,6 +280,9 @@ impl Block<'_> {
     fn corners<const T: usize>(&self, row_pairs: usize, token: usize, wide: &mut [Wide]) {
         let fours = row_pairs / 4 * 4;
         for row in (0..fours).step_by(4) {
+            if let Some(next) = self.next.filter(|_| token == 0) {
+                next.ask(2 * row..2 * row + 8);
+            }
             self.corner::<4, T>(row, token, wide);
         }
         for row in fours..row_pairs {
