@@ -22,11 +22,11 @@ from k3rs.session import Progress, Session
 from k3rs.tokenizer import Tokenizer
 from k3rs.vocabulary import CONFIG_FILE, RANKS_FILE
 
-__all__ = ["Score", "encode_scored", "score"]
+__all__ = ["Score", "encode_scored", "score", "score_ids"]
 
 _LOGIT_BYTES = 4
-_COPIES = 2
-"""The core hands over a copy of the logits that a sweep made."""
+_BLOCKS = 2
+"""Beside the logits of a piece, the allocator may still keep those of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,18 @@ def score(
             hint="leave it out for the default",
         )
     tokenizer, ids = encode_scored(model.tokenizer, text, model.path)
+    return score_ids(model, tokenizer, ids, piece_tokens=piece_tokens, progress=progress)
+
+
+def score_ids(
+    model: Model,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    *,
+    piece_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Score:
+    """`score` of a text that `encode_scored` has encoded."""
     # The last token predicts none of the text and is not read.
     tokens = len(ids) - 1
     piece = piece_tokens or _tokens_with_room(model)
@@ -138,7 +150,7 @@ def _tokens_with_room(model: Model) -> int:
     planned: dict[str, int] = {entry["name"]: entry["bytes"] for entry in model.plan["entries"]}
     row_bytes: int = _LOGIT_BYTES * model.facts["model"]["vocab"]
     sweep_tokens: int = model.plan["chunk"]
-    return max(1, min(planned["workspace"] // (_COPIES * row_bytes), sweep_tokens))
+    return max(1, min(planned["workspace"] // (_BLOCKS * row_bytes), sweep_tokens))
 
 
 def _within(progress: Progress, first: int, end: int, tokens: int) -> Progress:

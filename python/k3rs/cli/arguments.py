@@ -21,6 +21,27 @@ def memory_request(arguments: argparse.Namespace) -> MemoryRequest:
     )
 
 
+def open_model(
+    arguments: argparse.Namespace,
+    directory: Path,
+    tokenizer: k3rs.Tokenizer | None,
+    positions: int,
+) -> k3rs.Model:
+    """The model in `directory`, as the memory and computing arguments want it."""
+    request = memory_request(arguments)
+    return k3rs.Model.open(
+        directory,
+        memory="auto" if request.memory_bytes is None else request.memory_bytes,
+        trunk_bytes=request.trunk_bytes,
+        cache_bytes=request.cache_bytes,
+        threads=arguments.threads,
+        backend=arguments.backend,
+        positions=positions,
+        prefill_chunk=arguments.prefill_chunk,
+        tokenizer=tokenizer,
+    )
+
+
 def model_directory(model: str | None) -> Path:
     """The directory that was named, or that of the shipped model."""
     return k3rs.shipped_model() if model is None else Path(model)

@@ -6,11 +6,10 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import k3rs
-from k3rs.cli.arguments import memory_request, model_directory
+from k3rs.cli.arguments import model_directory, open_model
 from k3rs.cli.commands.plan import plan_lines
 from k3rs.cli.console import Console
 from k3rs.cli.pending_file import LogitsFile, PendingFile
@@ -42,7 +41,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             trace_file = stack.enter_context(TraceFile(arguments.trace))
 
         started = time.perf_counter()
-        model = stack.enter_context(_open(arguments, directory, tokenizer, len(ids)))
+        model = stack.enter_context(
+            open_model(arguments, directory, tokenizer, len(ids) + arguments.max_tokens)
+        )
         result = Run(ids, open_seconds=time.perf_counter() - started)
         _show_details(model, console)
         if trace_file is not None:
@@ -71,26 +72,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             console.facts(facts)
     if result.interrupted:
         raise KeyboardInterrupt
-
-
-def _open(
-    arguments: argparse.Namespace,
-    directory: Path,
-    tokenizer: k3rs.Tokenizer | None,
-    prompt_tokens: int,
-) -> k3rs.Model:
-    request = memory_request(arguments)
-    return k3rs.Model.open(
-        directory,
-        memory="auto" if request.memory_bytes is None else request.memory_bytes,
-        trunk_bytes=request.trunk_bytes,
-        cache_bytes=request.cache_bytes,
-        threads=arguments.threads,
-        backend=arguments.backend,
-        positions=prompt_tokens + arguments.max_tokens,
-        prefill_chunk=arguments.prefill_chunk,
-        tokenizer=tokenizer,
-    )
 
 
 def _generate(

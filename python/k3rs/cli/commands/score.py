@@ -7,17 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import k3rs
-from k3rs.cli.arguments import memory_request, model_directory
+from k3rs.cli.arguments import model_directory, open_model
 from k3rs.cli.console import Console
 from k3rs.cli.prompt import read_text
-from k3rs.scoring import encode_scored
+from k3rs.scoring import encode_scored, score_ids
 
 __all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Scores the text file, then prints what came out."""
-    request = memory_request(arguments)
     text = read_text(Path(arguments.text_file))
     directory = model_directory(arguments.model)
     # Before the model is opened, as the memory plan makes room for just these tokens.
@@ -25,20 +24,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         k3rs.load_tokenizer(directory), text, directory, source=arguments.text_file
     )
     with (
-        k3rs.Model.open(
-            directory,
-            memory="auto" if request.memory_bytes is None else request.memory_bytes,
-            trunk_bytes=request.trunk_bytes,
-            cache_bytes=request.cache_bytes,
-            threads=arguments.threads,
-            backend=arguments.backend,
-            positions=len(ids) - 1,
-            prefill_chunk=arguments.prefill_chunk,
-            tokenizer=tokenizer,
-        ) as model,
+        open_model(arguments, directory, tokenizer, positions=len(ids) - 1) as model,
         console.step_progress("scoring") as progress,
     ):
-        score = k3rs.score(model, text, progress=progress)
+        score = score_ids(model, tokenizer, ids, progress=progress)
     if arguments.json:
         facts = asdict(score)
         # JSON has no infinity.
