@@ -5,6 +5,7 @@
 use _k3rs::kernels::backend::Backend;
 use _k3rs::kernels::matmul::{dot_rows, weighted_sum};
 use _k3rs::kernels::matrix::{Matrix, Weights};
+use _k3rs::kernels::scalar::CONTRACT;
 use proptest::prelude::*;
 
 /// Small deterministic generator: 64-bit xorshift*.
@@ -179,4 +180,25 @@ fn a_scale_of_255_is_not_silently_zero() {
         dot_rows(backend, stored.matrix(2, 64), &random.floats(64), 1, &mut out);
         assert!(!out[0].is_nan() && out[1].is_nan());
     }
+}
+
+/// If this fails, sums have other bits: raise `CONTRACT`, so that no saved session
+/// goes on under arithmetic that it was not made with.
+#[test]
+fn new_sums_have_a_new_version() {
+    let (rows, columns, tokens) = (5, 1216, 2);
+    let mut random = Random(1);
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for form in [Form::Bf16, Form::F32, Form::Mxfp4] {
+        let stored = Stored::random(&mut random, form, rows, columns, 0);
+        let matrix = stored.matrix(rows, columns);
+        let mut out = vec![0.0; rows * tokens];
+        dot_rows(Backend::SCALAR, matrix, &random.floats(tokens * columns), tokens, &mut out);
+        out.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+        let mut summed = vec![0.0; tokens * columns];
+        let factors = random.floats(tokens * rows);
+        weighted_sum(Backend::SCALAR, matrix, &factors, tokens, &mut summed);
+        summed.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+    }
+    assert_eq!((CONTRACT, hash.digest()), (1, 0xfd61_031c_529d_ccf5));
 }

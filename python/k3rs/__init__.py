@@ -12,9 +12,11 @@ from k3rs import exceptions
 from k3rs._k3rs import __version__, available_backends
 from k3rs.checkpoint import inspect, load_tokenizer, plan
 from k3rs.generation import Token
+from k3rs.log_probabilities import LogProbabilities
 from k3rs.model import Model
 from k3rs.presets import PRESETS, MemoryRequest, Preset
 from k3rs.sampling import Sampler
+from k3rs.saved_session import SavedSession
 from k3rs.scoring import Score, score
 from k3rs.session import Session
 from k3rs.shipped_model import shipped_model
@@ -24,10 +26,12 @@ from k3rs.tokenizer import Tokenizer
 
 __all__ = [
     "PRESETS",
+    "LogProbabilities",
     "MemoryRequest",
     "Model",
     "Preset",
     "Sampler",
+    "SavedSession",
     "Score",
     "Session",
     "TextStream",

@@ -14,6 +14,7 @@ __all__ = [
     "bench",
     "inspect",
     "plan",
+    "read_session_label",
     "replay_trace",
     "synthesize",
 ]
@@ -54,6 +55,9 @@ def synthesize(
 ) -> str:
     """Writes a synthetic checkpoint; facts about it as JSON text."""
 
+def read_session_label(path: str) -> str:
+    """JSON of a saved session's `fingerprint`, `positions`, `ids` (both counts) and `note`."""
+
 def replay_trace(
     requests: NDArray[np.uint32], slots: Sequence[int], first_counted: int
 ) -> list[tuple[int, str, int]]:
@@ -77,6 +81,8 @@ class Engine:
         direct: bool | None = None,
     ) -> Engine: ...
     def session(self) -> Session: ...
+    def load_session(self, path: str) -> tuple[Session, list[int], str]:
+        """The saved session, the ids that it has not taken yet, and its note."""
     def describe(self) -> str:
         """JSON: `model`, `config`, `unknown_config_keys`, `options`, `plan`."""
     def report(self) -> str:
@@ -88,6 +94,9 @@ class Session:
 
     @property
     def position(self) -> int: ...
+    @property
+    def ids(self) -> list[int]: ...
+    def save(self, path: str, pending: Sequence[int], note: str) -> None: ...
     def forward(
         self,
         ids: Sequence[int],

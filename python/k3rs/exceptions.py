@@ -69,5 +69,9 @@ class SessionError(K3Error, RuntimeError):
     """A session cannot continue: it was interrupted in mid-sweep, or belongs to another model."""
 
 
+class SessionFileError(SessionError, OSError):
+    """A saved session cannot be read or written, or belongs to another model or arithmetic."""
+
+
 class ReadError(K3Error, OSError):
     """The operating system failed to read weights that are known to be there."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from k3rs import _k3rs
 from k3rs.checkpoint import DEFAULT_POSITIONS, load_tokenizer, require_directory
 from k3rs.exceptions import ConfigError, InputError, SessionError
-from k3rs.generation import Forward, GenerationOptions, Token, decode
+from k3rs.generation import GenerationOptions, Text, Token, decode
 from k3rs.presets import request_memory
 from k3rs.sampling import Sampler
 from k3rs.session import Progress, Routes, Session, checked_ids
@@ -157,6 +157,18 @@ class Model:
         """A new, empty session. Sessions are independent of each other."""
         return Session(self._open_engine().session(), self._vocabulary_size)
 
+    def load_session(self, file: str | os.PathLike[str]) -> Session:
+        """The session that `Session.save` wrote to `file`.
+
+        It goes on with the bits of never having stopped, whatever memory, threads or
+        instruction set this model was opened with.
+
+        Raises `SessionFileError` if the file is missing or damaged, or was saved with
+        another model or another version of the arithmetic.
+        """
+        core, pending, note = self._open_engine().load_session(os.fspath(file))
+        return Session(core, self._vocabulary_size, pending=pending, note=note)
+
     def encode(self, prompt: str | Sequence[int] | NDArray[np.integer[Any]]) -> list[int]:
         """The ids of a prompt: text in text mode (nothing in it is special), or ids, checked."""
         if not isinstance(prompt, str):
@@ -172,13 +184,14 @@ class Model:
 
     def generate(
         self,
-        prompt: str | Sequence[int] | NDArray[np.integer[Any]],
+        prompt: str | Sequence[int] | NDArray[np.integer[Any]] = (),
         *,
         max_tokens: int = 16,
         sampler: Sampler | None = None,
         session: Session | None = None,
         stop: str | Collection[str] = (),
         stop_ids: Collection[int] | None = None,
+        logprobs: int | None = None,
         incremental: bool = True,
         progress: Progress | None = None,
         on_logits: Callable[[NDArray[np.float32]], None] | None = None,
@@ -188,19 +201,30 @@ class Model:
 
         Greedy without a `sampler`. Generation ends after `max_tokens`, at an id of
         `stop_ids` (`None`: the model's own; empty: none), or when a string of `stop`
-        appears in the text, which then ends before it. A `session` is continued from
-        where it stands and keeps the text; the last token yielded is not in it yet.
+        appears in the text, which then ends before it.
+
+        A `session` is continued from where it stands and keeps the text, everything
+        that was yielded included. The prompt may be left out where the session has ids
+        that are still to be computed, as it has after an earlier call of this kind.
+
         With `incremental=False` every step reads the whole text again in a fresh
         session, which must give the same bits: a check, not a way to work.
 
-        `on_logits` receives the logits of every generated token, `on_routes` what
-        `Session.forward` records as `router` for the ids of every step.
+        With `logprobs` every token carries its log-probability and those of that many
+        most likely ids. `on_logits` receives the logits of every generated token,
+        `on_routes` what `Session.forward` records as `router` for the ids of every step.
 
         Arguments are checked at the call: `InputError`. While iterating:
         `NumericalFault` instead of a token made from NaN, `ReadError`, Ctrl-C.
         """
-        prompt_ids = self.encode(prompt)
+        goes_on = session is not None and bool(session.pending) and len(prompt) == 0
+        prompt_ids = [] if goes_on else self.encode(prompt)
         _require_positive(max_tokens=max_tokens)
+        if logprobs is not None and logprobs < 0:
+            raise InputError(
+                f"expected logprobs to be at least 0, found {logprobs}",
+                hint="0 gives that of the chosen token alone; leave it out for none",
+            )
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self._tokenizer is None:
             raise InputError(
@@ -217,14 +241,15 @@ class Model:
             sampler=sampler or Sampler(),
             stop_ids=self.stop_ids if stop_ids is None else frozenset(stop_ids),
             stop=stops,
+            logprobs=logprobs,
             on_logits=on_logits,
         )
+        text: Text
         if incremental:
-            session = session or self.session()
-            forward, first_position = _continue(session, progress, on_routes), session.position
+            text = _SessionText(session or self.session(), progress, on_routes)
         else:
-            forward, first_position = _recompute(self, progress, on_routes), 0
-        return decode(forward, prompt_ids, self._tokenizer, options, first_position=first_position)
+            text = _RecomputedText(self, progress, on_routes)
+        return decode(text, prompt_ids, self._tokenizer, options)
 
     def _open_engine(self) -> _k3rs.Engine:
         if self._engine is None:
@@ -232,29 +257,52 @@ class Model:
         return self._engine
 
 
-def _continue(
-    session: Session, progress: Progress | None, on_routes: Callable[[Routes], None] | None
-) -> Forward:
-    def forward(ids: Sequence[int]) -> NDArray[np.float32]:
-        if on_routes is None:
-            return session.forward(ids, progress=progress)
-        logits, seen = session.forward(ids, capture=("router",), progress=progress)
-        on_routes(seen["router"])
+class _SessionText:
+    """A text that a session remembers."""
+
+    def __init__(
+        self,
+        session: Session,
+        progress: Progress | None,
+        on_routes: Callable[[Routes], None] | None,
+    ) -> None:
+        self._session = session
+        self._progress = progress
+        self._on_routes = on_routes
+
+    @property
+    def ids(self) -> list[int]:
+        return self._session.ids
+
+    def append(self, ids: Sequence[int]) -> None:
+        self._session.append(ids)
+
+    def logits(self) -> NDArray[np.float32]:
+        if self._on_routes is None:
+            return self._session.forward((), progress=self._progress)
+        logits, seen = self._session.forward((), capture=("router",), progress=self._progress)
+        self._on_routes(seen["router"])
         return logits
 
-    return forward
 
+class _RecomputedText:
+    """A text that is read from its beginning for every token."""
 
-def _recompute(
-    model: Model, progress: Progress | None, on_routes: Callable[[Routes], None] | None
-) -> Forward:
-    prefix: list[int] = []
+    def __init__(
+        self, model: Model, progress: Progress | None, on_routes: Callable[[Routes], None] | None
+    ) -> None:
+        self._model = model
+        self._progress = progress
+        self._on_routes = on_routes
+        self.ids: list[int] = []
 
-    def forward(ids: Sequence[int]) -> NDArray[np.float32]:
-        prefix.extend(ids)
-        return _continue(model.session(), progress, on_routes)(prefix)
+    def append(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
 
-    return forward
+    def logits(self) -> NDArray[np.float32]:
+        text = _SessionText(self._model.session(), self._progress, self._on_routes)
+        text.append(self.ids)
+        return text.logits()
 
 
 def _require_positive(**values: int | None) -> None:

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from k3rs.exceptions import InputError
+from k3rs.log_probabilities import log_softmax
 from k3rs.model import Model
 from k3rs.session import Progress, Session
 from k3rs.tokenizer import Tokenizer
@@ -123,16 +121,8 @@ def _surprises(session: Session, ids: Sequence[int], progress: Progress | None) 
     The logits are gone when it returns, so that those of two pieces are never held at once.
     """
     logits = session.forward(ids[:-1], all_positions=True, progress=progress)
-    return [_surprise(row, token_id) for row, token_id in zip(logits, ids[1:], strict=True)]
-
-
-def _surprise(logits: NDArray[np.float32], token_id: int) -> float:
-    """-ln of the probability of `token_id`, in float64."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max()
-    likely = float(shifted[token_id])
-    np.exp(shifted, out=shifted)
-    return math.log(float(shifted.sum())) - likely
+    following = zip(logits, ids[1:], strict=True)
+    return [-float(log_softmax(row)[token_id]) for row, token_id in following]
 
 
 def _exp(value: float) -> float:

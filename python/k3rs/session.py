@@ -1,6 +1,7 @@
 """A session: one text, and everything that grows with it."""
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, overload
 
@@ -40,14 +41,45 @@ class Session:
     A call that was interrupted leaves the session unusable until `reset`.
     """
 
-    def __init__(self, core: _k3rs.Session, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        core: _k3rs.Session,
+        vocabulary_size: int,
+        *,
+        pending: Sequence[int] = (),
+        note: str = "",
+    ) -> None:
         self._core = core
         self._vocabulary_size = vocabulary_size
+        self._pending = list(pending)
+        self._note = note
 
     @property
     def position(self) -> int:
-        """How many ids the session has taken."""
-        return self._core.position
+        """How many ids the text has."""
+        return self._core.position + len(self._pending)
+
+    @property
+    def ids(self) -> list[int]:
+        """The text, ids that were appended but not computed yet included."""
+        return self._core.ids + self._pending
+
+    @property
+    def pending(self) -> list[int]:
+        """The ids at the end of the text that the next `forward` takes first."""
+        return list(self._pending)
+
+    @property
+    def note(self) -> str:
+        """What was given to `save` with it; empty for a session that was not loaded."""
+        return self._note
+
+    def append(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        """Adds `ids` to the text; the next `forward` takes them before its own.
+
+        Raises `InputError` for ids outside the vocabulary.
+        """
+        self._pending += checked_ids(ids, self._vocabulary_size)
 
     @overload
     def forward(
@@ -78,7 +110,8 @@ class Session:
     ) -> NDArray[np.float32] | tuple[NDArray[np.float32], Captured]:
         """Feeds `ids` and returns the logits after the last of them, float32 [vocab].
 
-        With `all_positions` the logits after every id, [len(ids), vocab]. With
+        What was appended before is fed first; with empty `ids` it takes their place.
+        With `all_positions` the logits after every one of `ids`, [len(ids), vocab]. With
         `capture` the result is a pair of the logits and what was recorded:
         `hidden`, float32 [layers, len(ids), hidden], the residual stream after each
         layer; `router`, for each routed layer the expert ids and their weights,
@@ -89,18 +122,56 @@ class Session:
         Ctrl-C stops it within one layer.
         """
         wanted = _checked_captures(capture)
-        logits, seen = self._core.forward(
-            checked_ids(ids, self._vocabulary_size),
+        before, own = self._pending, self._pending
+        if len(ids) > 0 or not before:
+            own = checked_ids(ids, self._vocabulary_size)
+        else:
+            before = []
+        logits, recorded = self._core.forward(
+            before + own,
             all_positions=all_positions,
             capture_hidden="hidden" in wanted,
             capture_router="router" in wanted,
             progress=progress,
         )
-        return (logits, cast(Captured, seen)) if wanted else logits
+        self._pending = []
+        seen = cast(Captured, recorded)
+        if before:
+            if all_positions:
+                logits = logits[len(before) :]
+            _leave_out(seen, len(before))
+        return (logits, seen) if wanted else logits
+
+    def save(self, file: str | os.PathLike[str], *, note: str = "") -> None:
+        """Writes the text and all that the model remembers of it to `file`.
+
+        One safetensors file: `ids`, int32 [position]; for each layer of Kimi Delta
+        Attention `layers.N.kda.state`, float32 [heads, key, value], and
+        `layers.N.kda.conv_history`, float32 [heads, 3, taps - 1, width]; for each of
+        latent attention `layers.N.mla.latent_cache`, float32 [ids computed, width].
+        `Session.pending` ids stand at the end of `ids` only. The metadata name the
+        model and the version of the arithmetic; a checksum covers the whole file.
+        `note` is kept with it. The file is written beside its place and renamed, so
+        that an earlier one survives a failure.
+
+        Raises `SessionFileError` if the file cannot be written, `SessionError` after
+        an interrupted call.
+        """
+        self._core.save(os.fspath(file), self._pending, note)
 
     def reset(self) -> None:
         """Forgets the text, and with it an interruption."""
         self._core.reset()
+        self._pending.clear()
+        self._note = ""
+
+
+def _leave_out(seen: Captured, count: int) -> None:
+    """Takes the first `count` ids out of what was recorded."""
+    if "hidden" in seen:
+        seen["hidden"] = seen["hidden"][:, count:]
+    if "router" in seen:
+        seen["router"] = [(ids[count:], weights[count:]) for ids, weights in seen["router"]]
 
 
 def checked_ids(ids: Sequence[int] | NDArray[np.integer[Any]], vocabulary_size: int) -> list[int]:

@@ -86,6 +86,16 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// A saved session cannot be read or written, or cannot be continued here.
+    #[error("{}: {problem}", path.display())]
+    SessionFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        hint: String,
+    },
     /// A sweep was cancelled (Ctrl-C). Its session cannot go on.
     #[error("cancelled in layer {layer}")]
     Cancelled {
@@ -116,6 +126,7 @@ impl Error {
             },
             Error::Checkpoint { hint, .. }
             | Error::InvalidInput { hint, .. }
+            | Error::SessionFile { hint, .. }
             | Error::System { hint, .. } => Some(hint.clone()),
             Error::Config { .. } => Some(
                 "use the config.json that came with the checkpoint, unchanged; a form that is \

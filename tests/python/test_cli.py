@@ -81,11 +81,15 @@ def test_the_json_of_a_run(
     )  # fmt: skip
     assert done.status == 0
     facts = done.facts
-    others = {"prompt_ids", "generated_ids", "text", "stop_reason", "options"}
+    others = {
+        *("loaded_positions", "prompt_ids", "generated_ids", "text", "stop_reason", "options"),
+        "logprobs",
+    }
     assert facts.keys() == RUN_KEYS.keys() | others
     for name, keys in RUN_KEYS.items():
         assert facts[name].keys() == keys, name
     assert facts["prompt_ids"] == prompt.ids
+    assert (facts["loaded_positions"], facts["logprobs"]) == (0, None)
     assert facts["generated_ids"] == prompt.greedy[:6]
     assert facts["text"] == text_of(model, prompt.greedy[:6])
     assert facts["stop_reason"] == "length"
@@ -446,3 +450,59 @@ def test_the_installed_program_is_the_module(tmp_path: Path) -> None:
         [program, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"k3rs {k3rs.__version__}\n"
+
+
+def test_log_probabilities_are_reported(run_k3rs: RunK3rs, model: k3rs.Model) -> None:
+    arguments = ["generate", model.path, "--ids", "3,4,5", "-n", "3", "--ignore-stop"]
+    facts = run_k3rs(*arguments, "--logprobs", "2", "--json", "-").facts
+    assert [step["id"] for step in facts["logprobs"]] == facts["generated_ids"]
+    session = model.session()
+    ids = [3, 4, 5]
+    for step in facts["logprobs"]:
+        logits = session.forward(ids).astype(np.float64)
+        expected = logits - np.log(np.sum(np.exp(logits)))
+        order = np.argsort(-logits, kind="stable")[:2].tolist()
+        assert [other["id"] for other in step["top"]] == order
+        assert step["logprob"] == pytest.approx(expected[step["id"]], abs=1e-9)
+        for other in step["top"]:
+            assert other["logprob"] == pytest.approx(expected[other["id"]], abs=1e-9)
+            assert other["text"] == text_of(model, [other["id"]])
+        ids = [step["id"]]
+    shown = run_k3rs(*arguments, "--logprobs", "1").stderr.splitlines()[:3]
+    for line, step in zip(shown, facts["logprobs"], strict=True):
+        name, value = repr(step["text"]), f"{step['logprob']:.3f}"
+        assert line.split() == f"{name} {value} {name} {value}".split()
+
+
+def test_stop_strings_end_the_text(run_k3rs: RunK3rs) -> None:
+    arguments = ["generate", "--prompt", "In the beginning", "-n", "40"]
+    whole = run_k3rs(*arguments, "--json", "-").facts["text"]
+    facts = run_k3rs(*arguments, "--json", "-", "--stop", "nowhere", "--stop", " third").facts
+    assert facts["text"] == whole[: whole.index(" third")]
+    assert facts["stop_reason"] == "stop_string"
+    assert run_k3rs(*arguments, "--stop", " third").stdout == facts["text"] + "\n"
+    empty = run_k3rs(*arguments, "--stop", "")
+    assert (empty.status, empty.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--temperature", "-1"],
+        ["--temperature", "nan"],
+        ["--temperature", "inf"],
+        ["--top-p", "1.0001"],
+        ["--top-k", "-1"],
+        ["--min-p", "2"],
+        ["--seed", "-1"],
+        ["--repetition-penalty", "0"],
+        ["--presence-penalty", "nan"],
+        ["--frequency-penalty", "2.5"],
+        ["--logprobs", "-1"],
+    ],
+)
+def test_a_sampler_out_of_range_is_a_usage_error(run_k3rs: RunK3rs, arguments: list[str]) -> None:
+    refused = run_k3rs("generate", "--prompt", "the", *arguments)
+    assert (refused.status, refused.stdout) == (2, "")
+    assert arguments[1] in refused.stderr
+    assert "\nhint: " in refused.stderr

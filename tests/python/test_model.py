@@ -127,9 +127,65 @@ def test_a_given_session_is_continued(model: k3rs.Model, prompts: list[Prompt]) 
     prompt = prompts[-1]
     session = model.session()
     first = list(model.generate(prompt.ids, max_tokens=3, session=session, stop_ids=()))
-    assert session.position == len(prompt.ids) + 2
-    rest = list(model.generate([first[-1].id], max_tokens=3, session=session, stop_ids=()))
+    assert session.ids == prompt.ids + prompt.greedy[:3]
+    assert session.position == len(session.ids)
+    assert session.pending == prompt.greedy[2:3]
+    rest = list(model.generate(max_tokens=3, session=session, stop_ids=()))
     assert [token.id for token in first + rest] == prompt.greedy[:6]
+
+
+def test_a_text_goes_on_behind_what_was_generated(model: k3rs.Model, prompts: list[Prompt]) -> None:
+    prompt = prompts[-1]
+    session = model.session()
+    list(model.generate(prompt.ids, max_tokens=2, session=session, stop_ids=()))
+    (token,) = model.generate([7, 8], max_tokens=1, session=session, stop_ids=())
+    whole = [*prompt.ids, *prompt.greedy[:2], 7, 8]
+    assert token.id == int(np.argmax(model.session().forward(whole)))
+    assert session.ids == [*whole, token.id]
+
+
+def test_without_ids_to_compute_a_prompt_is_required(model: k3rs.Model) -> None:
+    session = model.session()
+    with pytest.raises(InputError, match="at least one token id, found an empty list"):
+        model.generate(session=session)
+    session.forward([1])
+    with pytest.raises(InputError, match="at least one token id, found an empty list"):
+        model.generate([], session=session)
+
+
+def test_appended_ids_are_fed_before_those_of_a_call(model: k3rs.Model) -> None:
+    whole, seen_whole = model.session().forward(
+        [3, 1, 4, 1], all_positions=True, capture=("hidden", "router")
+    )
+    session = model.session()
+    session.append([3, 1])
+    assert (session.position, session.pending) == (2, [3, 1])
+    logits, seen = session.forward([4, 1], all_positions=True, capture=("hidden", "router"))
+    assert (session.position, session.pending) == (4, [])
+    assert np.array_equal(logits, whole[2:])
+    assert np.array_equal(seen["hidden"], seen_whole["hidden"][:, 2:])
+    for (ids, weights), (ids_whole, weights_whole) in zip(
+        seen["router"], seen_whole["router"], strict=True
+    ):
+        assert np.array_equal(ids, ids_whole[2:])
+        assert np.array_equal(weights, weights_whole[2:])
+
+
+def test_appended_ids_alone_are_what_a_call_computes(model: k3rs.Model) -> None:
+    session = model.session()
+    session.append([3, 1])
+    logits, seen = session.forward([], all_positions=True, capture=("hidden",))
+    assert np.array_equal(logits, model.session().forward([3, 1], all_positions=True))
+    assert seen["hidden"].shape[1] == 2
+    with pytest.raises(InputError, match="expected at least one token id"):
+        session.forward([])
+
+
+def test_unusable_ids_are_not_appended(model: k3rs.Model) -> None:
+    session = model.session()
+    with pytest.raises(InputError, match=r"ids\[1\]: expected an id of the vocabulary"):
+        session.append([1, 10**6])
+    assert session.ids == []
 
 
 def test_reset_forgets_the_text(model: k3rs.Model, prompts: list[Prompt]) -> None:

@@ -1,5 +1,6 @@
 """Streamed text equals the text decoded at once, and lags by no more than it must."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,18 @@ from hypothesis import strategies as st
 from k3rs.exceptions import InputError
 from k3rs.text_stream import TextStream
 from k3rs.tokenizer import Tokenizer
+from k3rs.vocabulary import Vocabulary
 
 # The first 256 ids of this vocabulary are the bytes themselves.
 TOKENIZER = Tokenizer.from_directory(Path(__file__).parents[2] / "fixtures" / "vocabulary")
 
 BYTES = st.integers(0, 255)
 HARD_BYTES = st.sampled_from([0xC2, 0xE0, 0xE4, 0xED, 0xF0, 0xF4, 0x80, 0x8F, 0x90, 0xA0, 0xBF])
+FAMILY = "👨\u200d👩\u200d👧\u200d👦"
+FLAGS = "🇫🇷🇯🇵🏴\U000e0067\U000e0062\U000e007f"
+SKIN_TONES = "👍🏽👩🏿\u200d💻"
+MARKS = "e\u0301Z\u0351\u036bक्षか\u3099"
+TEXTS = ["世界", "𠮷野", "é", "한글", FAMILY, FLAGS, SKIN_TONES, MARKS, "1\ufe0f\u20e3"]
 ANY_ID = st.integers(0, TOKENIZER.vocabulary_size - 1)
 
 
@@ -50,14 +57,48 @@ def test_no_more_than_an_incomplete_character_is_held(ids: list[int]) -> None:
             assert whole.endswith("\ufffd")
 
 
-@pytest.mark.parametrize(
-    "text", ["世界", "é", "한글", "👨\u200d👩\u200d👧\u200d👦", "👍🏽", "e\u0301"]
-)
+@pytest.mark.parametrize("text", TEXTS)
 def test_a_character_appears_with_its_last_byte(text: str) -> None:
     expected = [
         piece for character in text for piece in [""] * (len(character.encode()) - 1) + [character]
     ]
     assert streamed(list(text.encode())) == [*expected, ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_ends_within_a_character_ends_with_one_mark(text: str) -> None:
+    for character in text:
+        data = list(character.encode())
+        for length in range(1, len(data)):
+            pieces = streamed([*text.encode(), *data[:length]])
+            assert pieces[-length - 1 :] == [""] * length + ["\ufffd"]
+            assert "".join(pieces) == text + "\ufffd"
+
+
+@pytest.fixture(scope="module")
+def window_tokenizer() -> Tokenizer:
+    """Has a token for each one to six bytes in a row of `TEXTS`: many divide characters."""
+    data = "".join(TEXTS).encode()
+    windows = (data[i : i + size] for size in range(1, 7) for i in range(len(data) + 1 - size))
+    tokens = dict.fromkeys([*(bytes([byte]) for byte in range(256)), *windows])
+    return Tokenizer(Vocabulary(list(tokens), [f"<|{slot}|>" for slot in range(256)]))
+
+
+def test_tokens_that_divide_characters_leave_no_mark(window_tokenizer: Tokenizer) -> None:
+    id_of = {window_tokenizer.token_bytes(i): i for i in range(window_tokenizer.rank_count)}
+    source = random.Random(1)
+    data = "".join(TEXTS).encode()
+    for _ in range(300):
+        stream = TextStream(window_tokenizer)
+        shown = ""
+        end = 0
+        while end < len(data):
+            start, end = end, end + source.randint(1, 6)
+            piece = stream.push(id_of[data[start:end]])
+            assert "\ufffd" not in piece
+            shown += piece
+            assert shown == data[:end].decode(errors="ignore")
+        assert stream.finish() == ""
 
 
 @pytest.mark.parametrize(
@@ -72,6 +113,23 @@ def test_a_character_appears_with_its_last_byte(text: str) -> None:
         ([0xF4, 0x90], ["", "\ufffd\ufffd", ""]),
         ([0xE0, 0x9F], ["", "\ufffd\ufffd", ""]),
         ([0xF0, 0x9F, 0x98], ["", "", "", "\ufffd"]),
+        # Overlong forms of `/`, `A` and NUL, of two, three and four bytes.
+        ([0xC1, 0x81], ["\ufffd", "\ufffd", ""]),
+        ([0xE0, 0x80, 0xAF], ["", "\ufffd\ufffd", "\ufffd", ""]),
+        ([0xF0, 0x80, 0x80, 0x80], ["", "\ufffd\ufffd", "\ufffd", "\ufffd", ""]),
+        ([0xF0, 0x8F], ["", "\ufffd\ufffd", ""]),
+        # A surrogate pair, each half as three bytes.
+        ([0xED, 0xA0, 0xBD, 0xED], ["", "\ufffd\ufffd", "\ufffd", "", "\ufffd"]),
+        ([0xED, 0xB8, 0x80], ["", "\ufffd\ufffd", "\ufffd", ""]),
+        ([0xED, 0x9F, 0xBF], ["", "", "\ud7ff", ""]),
+        # Starts of sequences that Unicode does not have.
+        ([0xF5, 0x80], ["\ufffd", "\ufffd", ""]),
+        ([0xF8, 0x88], ["\ufffd", "\ufffd", ""]),
+        ([0xFE, 0x41], ["\ufffd", "A", ""]),
+        # Truncated sequences: one mark for each, wherever the next character begins.
+        ([0xC3, 0xC3, 0xA9], ["", "\ufffd", "é", ""]),
+        ([0xF0, 0x9F, 0x98, 0x41], ["", "", "", "\ufffdA", ""]),
+        ([0xF0, 0x9F, 0xF0, 0x9F], ["", "", "\ufffd", "", "\ufffd"]),
         ([0xEF, 0xBB, 0xBF, 0x41], ["", "", "\ufeff", "A", ""]),
     ],
 )

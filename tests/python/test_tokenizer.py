@@ -143,7 +143,9 @@ def test_a_whole_piece_needs_no_merges() -> None:
     assert tokenizer.encode("xyzx") == list(b"xyzx")
 
 
-@pytest.mark.parametrize("unit", ["a", "A", " ", "\n", "世", "=", "1", "\u0301", "é", "ab", "\t "])
+@pytest.mark.parametrize(
+    "unit", ["a", "A", " ", "\n", "世", "😀", "=", "1", "\u0301", "é", "ab", "\t "]
+)
 def test_long_runs(unit: str) -> None:
     text = unit * (100_000 // len(unit)) + "end"
     start_s = time.perf_counter()
@@ -151,6 +153,14 @@ def test_long_runs(unit: str) -> None:
     elapsed_s = time.perf_counter() - start_s
     assert ids == reference_encode(text)
     assert elapsed_s < 5, "a quadratic merge takes minutes"
+
+
+@pytest.mark.parametrize("character", ["a", " ", "\n", "世", "😀"])
+def test_a_million_times_one_character(character: str) -> None:
+    ids = TOKENIZER.encode(character * 1_000_000)
+    # Of 25,000 characters in a row each guard rail makes one part, and each part the same ids.
+    assert ids == REFERENCE.encode_ordinary(character * 25_000) * 40
+    assert TOKENIZER.decode(ids) == character * 1_000_000
 
 
 def test_long_text_is_cut_where_the_reference_cuts_it() -> None:

@@ -52,9 +52,8 @@ def _add_command(commands: _Commands, name: str, summary: str) -> argparse.Argum
 def _add_generate(commands: _Commands) -> None:
     parser = _add_command(commands, "generate", "continue a prompt")
     parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
-    prompt = parser.add_argument_group("prompt (one of)").add_mutually_exclusive_group(
-        required=True
-    )
+    group = parser.add_argument_group("prompt (one of, or none with --load-state)")
+    prompt = group.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="text, in which nothing is special")
     prompt.add_argument(
         "--prompt-file",
@@ -76,7 +75,18 @@ def _add_generate(commands: _Commands) -> None:
         action="store_true",
         help="recompute the whole prefix each step, for checking",
     )
-    _add_sampling(parser)
+    sampling = _add_sampling(parser)
+    sampling.add_argument(
+        "--ignore-stop", action="store_true", help="do not stop at the model's end tokens"
+    )
+    sampling.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end before this text, which is not shown; may be given several times",
+    )
+    _add_state(parser)
     _add_output(parser)
 
 
@@ -138,7 +148,7 @@ def _add_compute(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     return group
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def _add_sampling(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     group = parser.add_argument_group(
         "choosing tokens (greedy unless one of the first five is given)"
     )
@@ -158,8 +168,22 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--min-p", metavar="X", type=float, help="then those above X times the most likely"
     )
     group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same tokens")
+    for name, meaning in (
+        ("repetition", "divides positive logits of ids in the text, multiplies negative ones"),
+        ("presence", "subtracted from the logits of ids that were generated"),
+        ("frequency", "subtracted once for each time that an id was generated"),
+    ):
+        group.add_argument(f"--{name}-penalty", metavar="X", type=float, help=meaning)
+    return group
+
+
+def _add_state(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a text that goes on")
     group.add_argument(
-        "--ignore-stop", action="store_true", help="do not stop at the model's end tokens"
+        "--save-state", metavar="PATH", help="keep the text and the model's memory of it"
+    )
+    group.add_argument(
+        "--load-state", metavar="PATH", help="go on from there; the prompt is put behind it"
     )
 
 
@@ -169,6 +193,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--json",
         metavar="PATH",
         help='the run as JSON; "-" is stdout, where then no text is printed',
+    )
+    group.add_argument(
+        "--logprobs",
+        metavar="N",
+        type=_count_or_none,
+        help="log-probabilities of each token and of the N most likely, in the JSON or on stderr",
     )
     group.add_argument(
         "--logits",
@@ -281,6 +311,10 @@ def _add_bench(commands: _Commands) -> None:
         "--quick", action="store_true", help="only check that everything runs; the figures are bad"
     )
     _add_json_switch(parser)
+
+
+def _add_quiet_switch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="neither progress nor notes")
 
 
 def _add_json_switch(parser: argparse.ArgumentParser) -> None:

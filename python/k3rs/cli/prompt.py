@@ -12,9 +12,23 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def prompt_ids(
-    arguments: argparse.Namespace, tokenizer: k3rs.Tokenizer | None, directory: Path
+    arguments: argparse.Namespace,
+    tokenizer: k3rs.Tokenizer | None,
+    directory: Path,
+    *,
+    required: bool,
 ) -> list[int]:
-    """The ids of `--ids`, `--prompt` or `--prompt-file`, whichever was given."""
+    """The ids of `--ids`, `--prompt` or `--prompt-file`, whichever was given.
+
+    Without any of them, none, unless a prompt is `required`.
+    """
+    if (arguments.ids, arguments.prompt, arguments.prompt_file) == (None, None, None):
+        if not required:
+            return []
+        raise InputError(
+            "one of the arguments --prompt --prompt-file --ids is required",
+            hint="`k3rs generate --help` lists the arguments",
+        )
     if arguments.ids is not None:
         return _parse_ids(arguments.ids)
     if tokenizer is None:

@@ -10,7 +10,7 @@ import k3rs
 from k3rs.generation import StopReason
 from k3rs.sizes import format_size
 
-__all__ = ["LiveCost", "Run", "run_json", "summary"]
+__all__ = ["LiveCost", "Run", "logprob_lines", "run_json", "summary"]
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class Run:
 
     prompt_ids: list[int]
     open_seconds: float
+    loaded_positions: int = 0
+    """Ids of the text that was loaded, in front of the prompt."""
     tokens: list[k3rs.Token] = field(default_factory=list)
     interrupted: bool = False
     started: float = field(default_factory=time.perf_counter)
@@ -71,10 +73,12 @@ def run_json(run: Run, model: k3rs.Model, options: Mapping[str, Any]) -> dict[st
     text = "".join(token.text for token in run.tokens)
     return {
         "model": _pick(model.facts["model"], _MODEL_KEYS),
+        "loaded_positions": run.loaded_positions,
         "prompt_ids": run.prompt_ids,
         "generated_ids": [token.id for token in run.tokens],
         "text": None if model.tokenizer is None else text,
         "stop_reason": run.stop_reason,
+        "logprobs": list(_logprob_facts(run, model)) or None,
         "options": {**model.facts["options"], **options},
         "plan": _pick(model.plan, _PLAN_KEYS),
         "time": {
@@ -91,11 +95,38 @@ def run_json(run: Run, model: k3rs.Model, options: Mapping[str, Any]) -> dict[st
     }
 
 
+def _logprob_facts(run: Run, model: k3rs.Model) -> Iterator[dict[str, Any]]:
+    """For each token its log-probability and those of the most likely, if they were asked for."""
+
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        text = None if model.tokenizer is None else model.tokenizer.decode([token_id])
+        return {"id": token_id, "text": text, "logprob": logprob}
+
+    for token in run.tokens:
+        if token.logprobs is not None:
+            top = [named(*alternative) for alternative in token.logprobs.top]
+            yield {**named(token.id, token.logprobs.chosen), "top": top}
+
+
+def logprob_lines(run: Run, model: k3rs.Model) -> Iterator[str]:
+    """The same for a person: a line a token."""
+
+    def name(facts: Mapping[str, Any]) -> str:
+        return str(facts["id"]) if facts["text"] is None else repr(facts["text"])
+
+    for facts in _logprob_facts(run, model):
+        top = [f"{name(other)} {other['logprob']:.3f}" for other in facts["top"]]
+        line = f"{name(facts):<16} {facts['logprob']:>8.3f}   {'  '.join(top)}"
+        yield line.rstrip()
+
+
 def summary(run: Run, model: k3rs.Model) -> Iterator[str]:
     """The run in three lines: how long it took, what memory held, and what it cost."""
     report = model.report()
     io, experts = report["io"], report["experts"]
     prompt = f"prompt of {len(run.prompt_ids)}"
+    if run.loaded_positions:
+        prompt += f" behind {run.loaded_positions} loaded"
     if run.tokens:
         words = [f"{prompt} in {run.prefill_seconds:.2f} s"]
         words.append(f"{len(run.tokens)} tokens ({run.stop_reason})")

@@ -6,6 +6,7 @@ pub mod describe;
 pub mod footprint;
 pub mod report;
 pub mod session;
+pub mod session_file;
 mod sweep;
 
 use std::path::Path;

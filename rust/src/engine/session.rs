@@ -1,9 +1,12 @@
 //! One text: its state and its position.
 
+use std::borrow::Cow;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::engine::control::Control;
+use crate::engine::session_file::{self, SavedText};
 use crate::engine::sweep::{Logits, SweepOutput, Wanted};
 use crate::error::{Error, Result};
 use crate::model::state::ModelState;
@@ -12,7 +15,8 @@ use crate::model::state::ModelState;
 pub struct Session {
     engine: Arc<Engine>,
     state: ModelState,
-    position: usize,
+    /// The ids that the state stands for.
+    ids: Vec<u32>,
     aborted: bool,
 }
 
@@ -20,12 +24,44 @@ impl Session {
     /// An empty session.
     pub fn new(engine: Arc<Engine>) -> Self {
         let state = ModelState::new(&engine.catalog().config);
-        Session { engine, state, position: 0, aborted: false }
+        Session { engine, state, ids: Vec::new(), aborted: false }
     }
 
-    /// Tokens that the state stands for.
-    pub fn position(&self) -> usize {
-        self.position
+    /// The ids that the state stands for.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Writes the session to `path`: its state, its ids, behind them `pending`
+    /// ids that it has not taken yet, and a `note` for the caller.
+    ///
+    /// # Errors
+    /// [`Error::SessionAborted`], and those of [`session_file::save`].
+    pub fn save(&self, path: &Path, pending: &[u32], note: &str) -> Result<()> {
+        if self.aborted {
+            return Err(Error::SessionAborted);
+        }
+        self.check(pending)?;
+        let text = SavedText {
+            state: Cow::Borrowed(&self.state),
+            positions: self.ids.len(),
+            ids: [&self.ids, pending].concat(),
+            note: note.to_owned(),
+        };
+        let engine = &self.engine;
+        session_file::save(path, &engine.catalog().config, &engine.fingerprint(), &text)
+    }
+
+    /// The session saved at `path`, the ids that it had not taken yet, and its note.
+    ///
+    /// # Errors
+    /// Those of [`session_file::load`].
+    pub fn load(engine: Arc<Engine>, path: &Path) -> Result<(Self, Vec<u32>, String)> {
+        let text = session_file::load(path, &engine.catalog().config, &engine.fingerprint())?;
+        let SavedText { state, positions, mut ids, note } = text;
+        let pending = ids.split_off(positions);
+        let state = state.into_owned();
+        Ok((Session { engine, state, ids, aborted: false }, pending, note))
     }
 
     /// Back to the empty text; also after an abort.
@@ -56,6 +92,12 @@ impl Session {
         if self.aborted {
             return Err(Error::SessionAborted);
         }
+        if ids.is_empty() {
+            return Err(Error::invalid(
+                "there are no token ids to process",
+                "give at least one id; this model has no implicit start token",
+            ));
+        }
         self.check(ids)?;
         self.aborted = true;
         let chunk = self.engine.plan().chunk.max(1);
@@ -69,7 +111,7 @@ impl Session {
             let wanted = Wanted { logits, ..wanted };
             let swept = self.engine.sweep(&mut self.state, part, wanted, control)?;
             output.append(swept);
-            self.position += part.len();
+            self.ids.extend_from_slice(part);
         }
         self.aborted = false;
         Ok(output)
@@ -77,12 +119,6 @@ impl Session {
 
     fn check(&self, ids: &[u32]) -> Result<()> {
         let vocabulary = self.engine.catalog().config.vocab_size;
-        if ids.is_empty() {
-            return Err(Error::invalid(
-                "there are no token ids to process",
-                "give at least one id; this model has no implicit start token",
-            ));
-        }
         match ids.iter().find(|id| **id as usize >= vocabulary) {
             None => Ok(()),
             Some(id) => Err(Error::invalid(

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -55,13 +55,14 @@ impl HeaderText {
     /// # Errors
     /// If the file cannot be read, or is too short for the header it announces.
     pub fn read(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|source| Error::io("open", path, source))?;
-        let metadata = file.metadata().map_err(|source| Error::io("stat", path, source))?;
-        let file_length = metadata.len();
-        if !metadata.is_file() {
+        let failed = |action| move |source| Error::io(action, path, source);
+        // Asked before it is opened: opening a pipe waits for somebody who writes.
+        if !fs::metadata(path).map_err(failed("open"))?.is_file() {
             let hint = "remove it, or give the directory that holds the checkpoint";
             return Err(checkpoint_error(path, None, "a file", "something else", hint));
         }
+        let file = File::open(path).map_err(failed("open"))?;
+        let file_length = file.metadata().map_err(failed("stat"))?.len();
         let broken = |expected: String, found: String, hint| {
             Err(checkpoint_error(path, None, expected, found, hint))
         };

@@ -43,6 +43,11 @@
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::mxfp4::{self, ARRANGED, GROUP, PAIR, VALUES, padded};
 
+/// Version of the arithmetic: of every order of operations that the bits of a
+/// logit depend on, here and in the model. A saved session continues only
+/// under the version that it was made with.
+pub const CONTRACT: u32 = 1;
+
 /// Lanes of a block.
 pub const LANES: usize = 8;
 

@@ -7,10 +7,10 @@ use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::engine::describe::describe;
-use crate::engine::{self, EngineOptions};
+use crate::engine::{self, EngineOptions, session_file};
 use crate::io::file::Access;
 use crate::kernels::backend::Backend;
-use crate::python::session::Session;
+use crate::python::session::{Loaded, Session};
 use crate::storage::memory_plan::{Budget, MemoryPlan};
 
 /// Instruction sets that this CPU can run, best first.
@@ -50,6 +50,16 @@ pub(super) fn plan(
     };
     let (plan, source) = py.detach(|| engine::plan(&path, &options))?;
     let facts = json!({"minimum_bytes": plan.minimum_bytes, "plan": plan_json(&plan, &source)});
+    Ok(facts.to_string())
+}
+
+/// What a saved session says of itself, as JSON text.
+#[pyfunction]
+pub(super) fn read_session_label(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    let (label, positions, ids) = py.detach(|| session_file::read_label(&path))?;
+    let facts = json!({
+        "fingerprint": label.fingerprint, "positions": positions, "ids": ids, "note": label.note,
+    });
     Ok(facts.to_string())
 }
 
@@ -93,6 +103,11 @@ impl Engine {
     /// An empty session.
     fn session(&self) -> Session {
         Session::new(Arc::clone(&self.0))
+    }
+
+    /// The session saved at `path`; see `k3rs.Model.load_session`.
+    fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Loaded> {
+        Ok(py.detach(|| Session::load(Arc::clone(&self.0), &path))?)
     }
 
     /// The model, its config, the options in force and the plan, as JSON text.

@@ -13,6 +13,7 @@ import_exception!(k3rs.exceptions, MemoryBudgetError);
 import_exception!(k3rs.exceptions, NumericalFault);
 import_exception!(k3rs.exceptions, ReadError);
 import_exception!(k3rs.exceptions, SessionError);
+import_exception!(k3rs.exceptions, SessionFileError);
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
@@ -27,6 +28,7 @@ impl From<Error> for PyErr {
             Error::NumericalFault { .. } => NumericalFault::new_err((message, hint)),
             Error::InvalidInput { .. } => InputError::new_err((message, hint)),
             Error::System { .. } => K3Error::new_err((message, hint)),
+            Error::SessionFile { .. } => SessionFileError::new_err((message, hint)),
             Error::SessionAborted => SessionError::new_err((message, hint)),
             Error::Cancelled { .. } => PyKeyboardInterrupt::new_err(()),
         }

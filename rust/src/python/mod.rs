@@ -18,7 +18,7 @@ mod _k3rs {
     #[pymodule_export]
     use super::bench::bench;
     #[pymodule_export]
-    use super::engine::{Engine, available_backends, inspect, plan};
+    use super::engine::{Engine, available_backends, inspect, plan, read_session_label};
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]

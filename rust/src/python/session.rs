@@ -1,5 +1,6 @@
 //! `Session`: ids in, logits out.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use numpy::ndarray::{Array2, Array3};
@@ -18,10 +19,19 @@ pub(super) struct Session {
     session: Mutex<crate::engine::Session>,
 }
 
+/// A session, its ids that the state does not stand for yet, and its note.
+pub(super) type Loaded = (Session, Vec<u32>, String);
+
 impl Session {
     pub(super) fn new(engine: Arc<Engine>) -> Self {
         let session = Mutex::new(crate::engine::Session::new(Arc::clone(&engine)));
         Session { engine, session }
+    }
+
+    pub(super) fn load(engine: Arc<Engine>, path: &Path) -> crate::Result<Loaded> {
+        let loaded = crate::engine::Session::load(Arc::clone(&engine), path)?;
+        let (session, pending, note) = loaded;
+        Ok((Session { engine, session: Mutex::new(session) }, pending, note))
     }
 }
 
@@ -30,7 +40,18 @@ impl Session {
     /// Tokens that the state stands for.
     #[getter]
     fn position(&self) -> usize {
-        self.lock().position()
+        self.lock().ids().len()
+    }
+
+    /// The ids that the state stands for.
+    #[getter]
+    fn ids(&self) -> Vec<u32> {
+        self.lock().ids().to_vec()
+    }
+
+    /// Writes the session and `pending` ids behind its own to `path`.
+    fn save(&self, py: Python<'_>, path: PathBuf, pending: Vec<u32>, note: &str) -> PyResult<()> {
+        Ok(py.detach(|| self.lock().save(&path, &pending, note))?)
     }
 
     /// Takes ids through the model; see `k3rs.Session.forward`.

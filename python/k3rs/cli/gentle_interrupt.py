@@ -1,0 +1,40 @@
+"""Ctrl-C that waits for the end of a token, so that the text can go on from there."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["GentleInterrupt", "gentle_interrupt"]
+
+
+class GentleInterrupt:
+    """Whether somebody has asked for an end."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@contextmanager
+def gentle_interrupt(on_request: Callable[[], None]) -> Iterator[GentleInterrupt]:
+    """The first Ctrl-C only sets `requested` and calls `on_request`; the next interrupts.
+
+    An interruption in the middle of a token leaves a session that cannot go on.
+    Where Ctrl-C is ignored, it stays so.
+    """
+    interrupt = GentleInterrupt()
+    before = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None):
+        yield interrupt
+        return
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        interrupt.requested = True
+        signal.signal(signal.SIGINT, before)
+        on_request()
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
