@@ -8,7 +8,7 @@ Example:
 
 """
 
-from k3rs import exceptions
+from k3rs import chat, exceptions
 from k3rs._k3rs import __version__, available_backends
 from k3rs.checkpoint import inspect, load_tokenizer, plan
 from k3rs.generation import Token
@@ -39,6 +39,7 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "available_backends",
+    "chat",
     "exceptions",
     "inspect",
     "load_tokenizer",

@@ -204,8 +204,7 @@ class Model:
         appears in the text, which then ends before it.
 
         A `session` is continued from where it stands and keeps the text, everything
-        that was yielded included. The prompt may be left out where the session has ids
-        that are still to be computed, as it has after an earlier call of this kind.
+        that was yielded included. Without a prompt it goes on behind its last id.
 
         With `incremental=False` every step reads the whole text again in a fresh
         session, which must give the same bits: a check, not a way to work.
@@ -217,7 +216,7 @@ class Model:
         Arguments are checked at the call: `InputError`. While iterating:
         `NumericalFault` instead of a token made from NaN, `ReadError`, Ctrl-C.
         """
-        goes_on = session is not None and bool(session.pending) and len(prompt) == 0
+        goes_on = session is not None and session.position > 0 and len(prompt) == 0
         prompt_ids = [] if goes_on else self.encode(prompt)
         _require_positive(max_tokens=max_tokens)
         if logprobs is not None and logprobs < 0:
@@ -278,7 +277,7 @@ class _SessionText:
         self._session.append(ids)
 
     def logits(self) -> NDArray[np.float32]:
-        if self._on_routes is None:
+        if self._on_routes is None or not self._session.pending:
             return self._session.forward((), progress=self._progress)
         logits, seen = self._session.forward((), capture=("router",), progress=self._progress)
         self._on_routes(seen["router"])

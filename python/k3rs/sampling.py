@@ -73,9 +73,9 @@ class Sampler:
 
     A temperature of zero (the default), or below `GREEDY_BELOW`, is greedy: the largest
     logit after the penalties, the lowest id among equals, whatever the filters say.
-    Otherwise one uniform number is drawn per token from a PCG64 stream started from `seed`, so the same seed
-    gives the same tokens wherever the logits are the same. `seed=None` starts
-    from the operating system's entropy.
+    Otherwise one uniform number is drawn per token from a PCG64 stream started from `seed`,
+    so the same seed gives the same tokens wherever the logits are the same. `seed=None`
+    starts from the operating system's entropy.
 
     The penalties are off by default. They may also favour what occurs already: a
     `repetition_penalty` between 0 and 1, the others below 0. A sampler remembers no text;

@@ -70,6 +70,11 @@ class Session:
         return list(self._pending)
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether a call was interrupted, after which only `reset` helps."""
+        return self._core.is_aborted
+
+    @property
     def note(self) -> str:
         """What was given to `save` with it; empty for a session that was not loaded."""
         return self._note
@@ -110,7 +115,8 @@ class Session:
     ) -> NDArray[np.float32] | tuple[NDArray[np.float32], Captured]:
         """Feeds `ids` and returns the logits after the last of them, float32 [vocab].
 
-        What was appended before is fed first; with empty `ids` it takes their place.
+        What was appended before is fed first; with empty `ids` it takes their place, and
+        where nothing was appended either, the logits of the last call are given again.
         With `all_positions` the logits after every one of `ids`, [len(ids), vocab]. With
         `capture` the result is a pair of the logits and what was recorded:
         `hidden`, float32 [layers, len(ids), hidden], the residual stream after each
@@ -122,6 +128,10 @@ class Session:
         Ctrl-C stops it within one layer.
         """
         wanted = _checked_captures(capture)
+        if len(ids) == 0 and not self._pending and not wanted and not all_positions:
+            known = self._core.last_logits()
+            if known is not None:
+                return known
         before, own = self._pending, self._pending
         if len(ids) > 0 or not before:
             own = checked_ids(ids, self._vocabulary_size)
@@ -142,10 +152,15 @@ class Session:
             _leave_out(seen, len(before))
         return (logits, seen) if wanted else logits
 
+    def discard_pending(self) -> None:
+        """Takes back the ids that were appended and not computed yet."""
+        self._pending.clear()
+
     def save(self, file: str | os.PathLike[str], *, note: str = "") -> None:
         """Writes the text and all that the model remembers of it to `file`.
 
-        One safetensors file: `ids`, int32 [position]; for each layer of Kimi Delta
+        One safetensors file: `ids`, int32 [position]; `logits`, float32 [vocab], after
+        the last id that was computed ([0] where none was); for each layer of Kimi Delta
         Attention `layers.N.kda.state`, float32 [heads, key, value], and
         `layers.N.kda.conv_history`, float32 [heads, 3, taps - 1, width]; for each of
         latent attention `layers.N.mla.latent_cache`, float32 [ids computed, width].

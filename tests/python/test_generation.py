@@ -191,4 +191,7 @@ def test_log_probabilities_are_given_on_request() -> None:
     # One logit of 9 and 1999 of 0.
     total = np.log(np.exp(9.0) + 1999)
     assert token.logprobs.chosen == pytest.approx(9 - total, rel=1e-12)
-    assert token.logprobs.top == ((5, token.logprobs.chosen), (0, pytest.approx(-total)))
+    (first, second) = token.logprobs.top
+    assert first == (5, token.logprobs.chosen)
+    assert second[0] == 0
+    assert second[1] == pytest.approx(-total, rel=1e-12)

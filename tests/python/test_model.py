@@ -144,13 +144,29 @@ def test_a_text_goes_on_behind_what_was_generated(model: k3rs.Model, prompts: li
     assert session.ids == [*whole, token.id]
 
 
-def test_without_ids_to_compute_a_prompt_is_required(model: k3rs.Model) -> None:
+def test_an_empty_text_needs_a_prompt(model: k3rs.Model) -> None:
     session = model.session()
-    with pytest.raises(InputError, match="at least one token id, found an empty list"):
-        model.generate(session=session)
-    session.forward([1])
-    with pytest.raises(InputError, match="at least one token id, found an empty list"):
+    with pytest.raises(InputError, match="found an empty list"):
         model.generate([], session=session)
+    with pytest.raises(InputError, match="found empty text"):
+        model.generate("", session=session)
+
+
+def test_the_last_logits_are_given_again(model: k3rs.Model) -> None:
+    session = model.session()
+    with pytest.raises(InputError, match="expected at least one token id"):
+        session.forward([])
+    logits = session.forward([1, 2])
+    again = session.forward([])
+    assert np.array_equal(again, logits)
+    again[:] = 0
+    assert np.array_equal(session.forward([]), logits)
+    every = session.forward([3, 4], all_positions=True)
+    assert np.array_equal(session.forward([]), every[-1])
+    assert session.position == 4
+    session.reset()
+    with pytest.raises(InputError, match="expected at least one token id"):
+        session.forward([])
 
 
 def test_appended_ids_are_fed_before_those_of_a_call(model: k3rs.Model) -> None:
@@ -178,7 +194,16 @@ def test_appended_ids_alone_are_what_a_call_computes(model: k3rs.Model) -> None:
     assert np.array_equal(logits, model.session().forward([3, 1], all_positions=True))
     assert seen["hidden"].shape[1] == 2
     with pytest.raises(InputError, match="expected at least one token id"):
-        session.forward([])
+        session.forward([], all_positions=True)
+
+
+def test_appended_ids_can_be_taken_back(model: k3rs.Model) -> None:
+    session = model.session()
+    session.forward([3])
+    session.append([1])
+    session.discard_pending()
+    assert session.ids == [3]
+    assert np.array_equal(session.forward([4]), model.session().forward([3, 4]))
 
 
 def test_unusable_ids_are_not_appended(model: k3rs.Model) -> None:

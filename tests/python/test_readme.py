@@ -9,14 +9,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_python_example_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
-    assert len(capsys.readouterr().out.splitlines()) == 8
+    generated, said = capsys.readouterr().out.split("TextPiece", 1)
+    assert len(generated.splitlines()) == 8 + 16
+    assert said.count("channel='content'") >= 4
     assert getattr(names["logits"], "shape", None) == (2304,)
 
 

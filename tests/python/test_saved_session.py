@@ -1,4 +1,4 @@
-"""Sessions that last: what is loaded goes on with the bits of never having stopped, or not at all."""
+"""Sessions that last: they go on with the bits of never having stopped, or not at all."""
 
 import json
 import os
@@ -112,6 +112,22 @@ def test_an_empty_session_can_be_saved(model: k3rs.Model, tmp_path: Path) -> Non
     assert np.array_equal(session.forward([1, 2]), model.session().forward([1, 2]))
 
 
+def test_what_was_computed_is_not_computed_again(
+    model: k3rs.Model, tmp_path: Path, text: list[int]
+) -> None:
+    """The first token after a prompt that was saved costs nothing."""
+    session = model.session()
+    session.forward(text)
+    session.save(tmp_path / "prompt")
+    loaded = model.load_session(tmp_path / "prompt")
+    before = model.report()["io"]["trunk_bytes_used"]
+    (token,) = model.generate(session=loaded, max_tokens=1, stop_ids=())
+    assert model.report()["io"]["trunk_bytes_used"] == before
+    (expected,) = model.generate(text, max_tokens=1, stop_ids=())
+    assert token.id == expected.id
+    assert loaded.ids == [*text, token.id]
+
+
 def test_saving_changes_nothing(model: k3rs.Model, tmp_path: Path) -> None:
     session = model.session()
     session.forward([1, 2])
@@ -131,12 +147,15 @@ def test_the_file_is_safetensors_with_the_documented_tensors(
 ) -> None:
     tensors = load_file(saved)
     assert tensors.pop("ids").tolist() == text[:cut]
+    expected = model.session().forward(text[: cut - 2])
+    assert np.array_equal(tensors.pop("logits"), expected)
     kda, mla = model.config["kda"], model.config["mla"]
     for layer, kind in enumerate(model.config["layers"]):
         if kind["attention"] == "kda":
             heads, width, taps = kda["heads"], kda["head_dim"], kda["conv_taps"]
             state = tensors.pop(f"layers.{layer}.kda.state")
-            assert (state.shape, state.dtype) == ((heads, width, width), np.float32)
+            assert state.shape == (heads, width, width)
+            assert state.dtype == np.float32
             assert np.any(state != 0)
             history = tensors.pop(f"layers.{layer}.kda.conv_history")
             assert history.shape == (heads, 3, taps - 1, width)

@@ -15,6 +15,9 @@ from rich.text import Text
 __all__ = ["Console", "LayerProgress", "print_error"]
 
 
+_DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
+
+
 def print_error(message: str, hint: str | None = None) -> None:
     """An error on stderr and, on a line of its own, what to do about it."""
     # Where stderr takes nothing, the exit status has to say it all.
@@ -34,8 +37,7 @@ class LayerProgress:
         self._cost_now = ""
         self.shows_answer = shows_answer
         """Whether the answer is shown here and not written to stdout yet."""
-        self.answer = ""
-        """What there is of it."""
+        self._pieces: list[tuple[str, str]] = []
         if bar is not None:
             self._task = bar.add_task("reading the prompt", total=None)
 
@@ -57,17 +59,25 @@ class LayerProgress:
             self._cost_now = "" if self._cost is None else self._cost()
             self._bar.update(self._task, **changes)
 
-    def append(self, text: str) -> None:
+    def append(self, text: str, *, is_dim: bool = False) -> None:
         """More of the answer."""
-        self.answer += text
+        style = "dim" if is_dim else ""
+        if self._pieces and self._pieces[-1][1] == style:
+            text = self._pieces.pop()[0] + text
+        self._pieces.append((text, style))
+
+    def answer(self) -> Iterator[str]:
+        """What there is of it, for a terminal."""
+        for text, style in self._pieces:
+            yield f"{_DIM}{text}{_NOT_DIM}" if style else text
 
     def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> RenderResult:
         # A full last line would wrap at the ^C that a terminal echoes behind it, and
         # what is drawn over it afterwards would be a line off.
         options = options.update(width=max(1, options.max_width - 4))
         cost = list(Text(self._cost_now, style="dim").wrap(console, options.max_width))
-        if self.shows_answer and self.answer:
-            lines = Text(self.answer).wrap(console, options.max_width)
+        if self.shows_answer and self._pieces:
+            lines = Text.assemble(*self._pieces).wrap(console, options.max_width)
             yield from lines[-max(1, console.size.height - 2 - len(cost)) :]
         if self._bar is not None:
             yield from console.render(self._bar, options)
@@ -104,6 +114,10 @@ class Console:
         if not self._quiet:
             _write(sys.stderr, text + "\n")
 
+    def remark(self, text: str) -> None:
+        """A note that can be overlooked."""
+        self.note(f"{_DIM}{text}{_NOT_DIM}" if self.is_live else text)
+
     def detail(self, text: str) -> None:
         """A line for a person who asked for more."""
         if self._verbose:
@@ -125,6 +139,7 @@ class Console:
             progress.BarColumn(bar_width=20),
             progress.MofNCompleteColumn(),
             progress.TextColumn("layers"),
+            progress.TimeRemainingColumn(),
             console=terminal,
         )
         shown = LayerProgress(bar, shows_answer=_is_terminal(sys.stdout))
@@ -132,7 +147,8 @@ class Console:
             with Live(shown, console=terminal, transient=True, redirect_stdout=False):
                 yield shown
         finally:
-            self.answer(shown.answer)
+            for piece in shown.answer():
+                self.answer(piece)
 
     @contextmanager
     def step_progress(self, description: str) -> Iterator[Callable[[int, int], None] | None]:

@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"k3rs {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_generate(commands)
+    _add_chat(commands)
     _add_score(commands)
     _add_plan(commands)
     _add_inspect(commands)
@@ -75,7 +76,9 @@ def _add_generate(commands: _Commands) -> None:
         action="store_true",
         help="recompute the whole prefix each step, for checking",
     )
-    sampling = _add_sampling(parser)
+    sampling = _add_sampling(
+        parser, "choosing tokens (greedy unless one of the first five is given)"
+    )
     sampling.add_argument(
         "--ignore-stop", action="store_true", help="do not stop at the model's end tokens"
     )
@@ -88,6 +91,45 @@ def _add_generate(commands: _Commands) -> None:
     )
     _add_state(parser)
     _add_output(parser)
+
+
+def _add_chat(commands: _Commands) -> None:
+    parser = _add_command(commands, "chat", "talk to a model")
+    parser.epilog = (
+        "Messages are read from the terminal, or line by line from standard input. Unless a way "
+        "of choosing tokens is given, the temperature is 1 and --top-p 0.95, as the model's "
+        "makers recommend. The first Ctrl-C breaks a reply off, the next one leaves."
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="what the system says first")
+    group.add_argument(
+        "--think",
+        choices=("off", "low", "high", "max"),
+        default="max",
+        help="how much the model thinks before it answers (default: max)",
+    )
+    group.add_argument("--fold", action="store_true", help="do not show what it thinks")
+    group.add_argument(
+        "--context",
+        metavar="N",
+        type=_count,
+        default=8192,
+        help="ids that memory is planned for: all messages, replies and reasoning together "
+        "(default: 8192)",
+    )
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        type=_count,
+        help="tokens of a reply (default: until it ends, or the context is used up)",
+    )
+    _add_state(parser)
+    _add_budget(parser)
+    _add_compute(parser)
+    _add_sampling(parser, "choosing tokens")
+    _add_quiet_switch(parser)
 
 
 def _add_score(commands: _Commands) -> None:
@@ -148,10 +190,8 @@ def _add_compute(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     return group
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    group = parser.add_argument_group(
-        "choosing tokens (greedy unless one of the first five is given)"
-    )
+def _add_sampling(parser: argparse.ArgumentParser, title: str) -> "argparse._ArgumentGroup":
+    group = parser.add_argument_group(title)
     group.add_argument(
         "--temperature",
         metavar="X",
@@ -198,7 +238,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--logprobs",
         metavar="N",
         type=_count_or_none,
-        help="log-probabilities of each token and of the N most likely, in the JSON or on stderr",
+        help="log-probabilities of each token and of the N most likely",
     )
     group.add_argument(
         "--logits",

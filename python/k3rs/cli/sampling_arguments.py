@@ -16,12 +16,11 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 def sampler_from(
     arguments: argparse.Namespace, defaults: Mapping[str, Any] | None = None
 ) -> k3rs.Sampler:
-    """The sampler of the arguments that were given.
+    """The sampler of the arguments that were given, and `defaults` for the others.
 
-    Where none of temperature, filters and seed is given, `defaults` decide; without them
-    it is greedy.
+    Without defaults, temperature, filters and seed it is greedy.
     """
-    given = _given(arguments, _CHOOSING) or dict(defaults or {})
+    given = {**(defaults or {}), **_given(arguments, _CHOOSING)}
     if given:
         given.setdefault("temperature", 1.0)
         # Chosen here rather than by the sampler, so that a report can name it.

@@ -49,10 +49,11 @@ pub fn of(
     }
 }
 
-/// Floats that do not depend on the chunk: logits and attention scores.
+/// Floats that do not depend on the chunk: logits, those that a session keeps
+/// among them, and attention scores.
 fn scratch_floats(config: &ModelConfig, threads: usize, positions: usize) -> u64 {
     let scores = config.mla.as_ref().map_or(0, |_| 2 * QUERIES_MAX * positions * threads);
-    (2 * config.vocab_size + scores) as u64
+    (3 * config.vocab_size + scores) as u64
 }
 
 /// Floats for each token of a chunk: the residual stream, and the larger of the

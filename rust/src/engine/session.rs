@@ -17,6 +17,8 @@ pub struct Session {
     state: ModelState,
     /// The ids that the state stands for.
     ids: Vec<u32>,
+    /// After the last of them; empty before the first.
+    logits: Vec<f32>,
     aborted: bool,
 }
 
@@ -24,12 +26,23 @@ impl Session {
     /// An empty session.
     pub fn new(engine: Arc<Engine>) -> Self {
         let state = ModelState::new(&engine.catalog().config);
-        Session { engine, state, ids: Vec::new(), aborted: false }
+        Session { engine, state, ids: Vec::new(), logits: Vec::new(), aborted: false }
     }
 
     /// The ids that the state stands for.
     pub fn ids(&self) -> &[u32] {
         &self.ids
+    }
+
+    /// The logits after the last of them, `[vocab]`; none before the first.
+    ///
+    /// # Errors
+    /// [`Error::SessionAborted`].
+    pub fn logits(&self) -> Result<Option<&[f32]>> {
+        if self.aborted {
+            return Err(Error::SessionAborted);
+        }
+        Ok(Some(self.logits.as_slice()).filter(|logits| !logits.is_empty()))
     }
 
     /// Writes the session to `path`: its state, its ids, behind them `pending`
@@ -46,6 +59,7 @@ impl Session {
             state: Cow::Borrowed(&self.state),
             positions: self.ids.len(),
             ids: [&self.ids, pending].concat(),
+            logits: Cow::Borrowed(&self.logits),
             note: note.to_owned(),
         };
         let engine = &self.engine;
@@ -58,10 +72,10 @@ impl Session {
     /// Those of [`session_file::load`].
     pub fn load(engine: Arc<Engine>, path: &Path) -> Result<(Self, Vec<u32>, String)> {
         let text = session_file::load(path, &engine.catalog().config, &engine.fingerprint())?;
-        let SavedText { state, positions, mut ids, note } = text;
+        let SavedText { state, positions, mut ids, logits, note } = text;
         let pending = ids.split_off(positions);
-        let state = state.into_owned();
-        Ok((Session { engine, state, ids, aborted: false }, pending, note))
+        let (state, logits) = (state.into_owned(), logits.into_owned());
+        Ok((Session { engine, state, ids, logits, aborted: false }, pending, note))
     }
 
     /// Back to the empty text; also after an abort.
@@ -73,6 +87,11 @@ impl Session {
     /// get the result of its last call.
     pub fn abort(&mut self) {
         self.aborted = true;
+    }
+
+    /// Whether it refuses to go on until it is reset.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted
     }
 
     /// Takes `ids` through the model, in chunks of the plan's size. Feeding
@@ -112,6 +131,11 @@ impl Session {
             let swept = self.engine.sweep(&mut self.state, part, wanted, control)?;
             output.append(swept);
             self.ids.extend_from_slice(part);
+        }
+        let vocabulary = self.engine.catalog().config.vocab_size;
+        if let Some(last) = output.logits.rchunks_exact(vocabulary).next() {
+            self.logits.clear();
+            self.logits.extend_from_slice(last);
         }
         self.aborted = false;
         Ok(output)

@@ -61,6 +61,8 @@ pub struct SavedText<'t> {
     pub positions: usize,
     /// The whole text: those ids, then those that were not taken yet.
     pub ids: Vec<u32>,
+    /// After the last of the `positions` ids, `[vocab]`; empty if there are none.
+    pub logits: Cow<'t, [f32]>,
     /// The caller's own.
     pub note: String,
 }
@@ -153,13 +155,18 @@ pub fn load(path: &Path, config: &ModelConfig, fingerprint: &str) -> Result<Save
     let mut source = Hashed { inner: reader, hash: Xxh3::new() };
     source.hash.update(&header);
     let mut ids = vec![0; id_count];
+    let mut logits = vec![0.0; logit_count(config, positions)];
     let mut state = ModelState::new(config);
-    read_data(&mut source, &mut ids, &mut state, positions)
+    source
+        .read_exact(bytemuck::cast_slice_mut(&mut ids))
+        .and_then(|()| source.read_exact(bytemuck::cast_slice_mut(&mut logits)))
+        .and_then(|()| read_state(&mut source, &mut state, positions))
         .map_err(|error| unread(path, &error))?;
     if digits(source.hash.digest128()) != label.checksum {
         return Err(damaged(path, "its checksum does not fit its contents"));
     }
-    Ok(SavedText { state: Cow::Owned(state), positions, ids, note: label.note })
+    let (state, logits) = (Cow::Owned(state), Cow::Owned(logits));
+    Ok(SavedText { state, positions, ids, logits, note: label.note })
 }
 
 /// One tensor of the file.
@@ -178,7 +185,11 @@ impl Tensor {
 
 /// The tensors of a session in the order of the file.
 fn tensors(config: &ModelConfig, positions: usize, ids: usize) -> Vec<Tensor> {
-    let mut tensors = vec![Tensor { name: "ids".into(), dtype: "I32", shape: vec![ids] }];
+    let logits = logit_count(config, positions);
+    let mut tensors = vec![
+        Tensor { name: "ids".into(), dtype: "I32", shape: vec![ids] },
+        Tensor { name: "logits".into(), dtype: "F32", shape: vec![logits] },
+    ];
     let mut push = |layer: usize, name: &str, shape: Vec<usize>| {
         tensors.push(Tensor { name: format!("layers.{layer}.{name}"), dtype: "F32", shape });
     };
@@ -197,6 +208,11 @@ fn tensors(config: &ModelConfig, positions: usize, ids: usize) -> Vec<Tensor> {
         }
     }
     tensors
+}
+
+/// There are no logits before the first id.
+fn logit_count(config: &ModelConfig, positions: usize) -> usize {
+    if positions == 0 { 0 } else { config.vocab_size }
 }
 
 fn data_bytes(config: &ModelConfig, positions: usize, ids: usize) -> u64 {
@@ -295,14 +311,7 @@ fn refuse_foreign(path: &Path, label: &Label, fingerprint: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ids and state in the order of the file.
-fn read_data(
-    source: &mut impl Read,
-    ids: &mut [u32],
-    state: &mut ModelState,
-    positions: usize,
-) -> io::Result<()> {
-    source.read_exact(bytemuck::cast_slice_mut(ids))?;
+fn read_state(source: &mut impl Read, state: &mut ModelState, positions: usize) -> io::Result<()> {
     for layer in &mut state.layers {
         match layer {
             AttentionState::Kda(heads) => {
@@ -325,8 +334,7 @@ fn read_data(
     Ok(())
 }
 
-fn write_data(target: &mut impl Write, ids: &[u32], state: &ModelState) -> io::Result<()> {
-    target.write_all(bytemuck::cast_slice(ids))?;
+fn write_state(target: &mut impl Write, state: &ModelState) -> io::Result<()> {
     for layer in &state.layers {
         match layer {
             AttentionState::Kda(heads) => {
@@ -401,7 +409,9 @@ impl NewFile {
         let writer = BufWriter::with_capacity(BUFFER_BYTES, &self.file);
         let mut target = Hashed { inner: writer, hash: Xxh3::new() };
         target.write_all(header)?;
-        write_data(&mut target, &text.ids, &text.state)?;
+        target.write_all(bytemuck::cast_slice(&text.ids))?;
+        target.write_all(bytemuck::cast_slice(&text.logits))?;
+        write_state(&mut target, &text.state)?;
         target.flush()?;
         Ok(target.hash.digest128())
     }

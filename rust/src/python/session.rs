@@ -49,6 +49,17 @@ impl Session {
         self.lock().ids().to_vec()
     }
 
+    /// Whether it stopped in the middle of a sweep and cannot go on.
+    #[getter]
+    fn is_aborted(&self) -> bool {
+        self.lock().is_aborted()
+    }
+
+    /// The logits after the last id, or `None` before the first.
+    fn last_logits<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray1<f32>>>> {
+        Ok(self.lock().logits()?.map(|logits| PyArray1::from_slice(py, logits)))
+    }
+
     /// Writes the session and `pending` ids behind its own to `path`.
     fn save(&self, py: Python<'_>, path: PathBuf, pending: Vec<u32>, note: &str) -> PyResult<()> {
         Ok(py.detach(|| self.lock().save(&path, &pending, note))?)

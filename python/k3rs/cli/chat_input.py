@@ -1,0 +1,108 @@
+"""What a person types in a chat: messages of one or several lines."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+__all__ = ["FENCE", "ChatInput", "chat_input"]
+
+FENCE = '"""'
+"""A message that begins with it goes on over lines until it comes again."""
+
+
+class ChatInput(Protocol):
+    """Where messages come from."""
+
+    def read(self) -> str | None:
+        """The next message, without fences; `None` at the end. Raises `KeyboardInterrupt`."""
+
+
+def chat_input(commands: Iterable[str]) -> ChatInput:
+    """A line editor at a terminal, which completes `commands`; plain lines from elsewhere."""
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        return _Editor(commands)
+    return _Lines()
+
+
+class _Editor:
+    """Editing, history, completion, and messages of several lines."""
+
+    def __init__(self, commands: Iterable[str]) -> None:
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if _is_open(buffer.text):
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        @keys.add("c-j")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        self._session: PromptSession[str] = PromptSession(
+            FormattedText([("bold ansigreen", "> ")]),
+            history=_history(),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            key_bindings=keys,
+            multiline=True,
+            prompt_continuation="  ",
+        )
+
+    def read(self) -> str | None:
+        try:
+            return _unfenced(self._session.prompt())
+        except EOFError:
+            return None
+
+
+class _Lines:
+    """One line a message, or all lines between two fences."""
+
+    def read(self) -> str | None:
+        text = ""
+        for line in sys.stdin:
+            text += line
+            if not _is_open(text):
+                break
+        return _unfenced(text.removesuffix("\n")) if text else None
+
+
+def _is_open(text: str) -> bool:
+    """Whether a fence was begun and not ended."""
+    stripped = text.strip()
+    return stripped.startswith(FENCE) and (
+        len(stripped) < 2 * len(FENCE) or not stripped.endswith(FENCE)
+    )
+
+
+def _unfenced(text: str) -> str:
+    stripped = text.strip()
+    if not stripped.startswith(FENCE):
+        return text
+    return stripped.removeprefix(FENCE).removesuffix(FENCE).strip("\n")
+
+
+def _history() -> History:
+    """Kept in the user's state directory (XDG Base Directory Specification), if that works."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    file = Path(base, "k3rs", "chat_history")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # What was typed is nobody else's business.
+        file.touch(mode=0o600)
+        return FileHistory(file)
+    except OSError:
+        return InMemoryHistory()

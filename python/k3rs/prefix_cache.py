@@ -1,0 +1,170 @@
+"""Texts that share their beginning: what was computed of it is not computed again.
+
+The state of a recurrent layer cannot be wound back. So that a conversation can go on from
+an earlier place, its session is saved at such places, each a file with the whole state;
+the newest few are kept.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from k3rs.exceptions import SessionError
+from k3rs.model import Model
+from k3rs.session import Session
+
+__all__ = ["PrefixCache"]
+
+CHECKPOINTS_MAX = 8
+"""Files kept; at the released size each takes about half a gigabyte."""
+
+_PREFIX = "prefixes-"
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A file with a session that has computed exactly these ids."""
+
+    ids: list[int]
+    file: Path
+
+
+class PrefixCache:
+    """Gives sessions that know as much as possible of a text. A context manager.
+
+    One session is alive at a time: the one given last.
+    """
+
+    def __init__(self, model: Model, directory: str | os.PathLike[str] | None = None) -> None:
+        """Checkpoints go into a new directory within `directory`, removed by `close`.
+
+        Without it into `k3rs` of the user's cache directory (XDG Base Directory
+        Specification). Raises `OSError` if it cannot be made.
+        """
+        self._model = model
+        parent = _user_cache() if directory is None else Path(directory)
+        parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in parent.glob(f"{_PREFIX}*"):
+            # What a killed process left; a living one holds the lock.
+            with suppress(OSError):
+                os.close(_locked(abandoned))
+                shutil.rmtree(abandoned)
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock: int | None = _locked(self._directory)
+        self._checkpoints: list[_Checkpoint] = []
+        self._saved_count = 0
+        self._session: Session | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the checkpoints."""
+        self._checkpoints.clear()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def checkpoint_count(self) -> int:
+        """How many places can be gone back to."""
+        return len(self._checkpoints)
+
+    def session(self, ids: Sequence[int]) -> Session:
+        """A session of the text `ids`, of which `Session.pending` is still to be computed.
+
+        That is what comes behind the longest beginning that the last session or a
+        checkpoint has computed.
+        """
+        wanted = list(ids)
+        known = self._computed()
+        best = max(
+            (each for each in self._checkpoints if _starts_with(wanted, each.ids)),
+            key=lambda each: len(each.ids),
+            default=None,
+        )
+        session = self._session
+        if session is None or known is None or not _starts_with(wanted, known):
+            session, known = None, []
+        if best is not None and len(best.ids) > len(known):
+            # A checkpoint that cannot be read any more only costs time.
+            with suppress(SessionError):
+                session, known = self._model.load_session(best.file), best.ids
+        if session is None:
+            session, known = self._model.session(), []
+        session.discard_pending()
+        if len(wanted) > len(known):
+            session.append(wanted[len(known) :])
+        self._session = session
+        return session
+
+    def adopt(self, session: Session) -> None:
+        """Goes on with a session from elsewhere, a loaded one."""
+        self._session = session
+
+    def keep(self) -> None:
+        """Makes a checkpoint of what the last session has computed.
+
+        Raises `SessionFileError` if it cannot be written; nothing else is lost then.
+        """
+        known = self._computed()
+        if self._session is None or not known:
+            return
+        if any(each.ids == known for each in self._checkpoints):
+            return
+        pending = self._session.pending
+        self._session.discard_pending()
+        file = self._directory / f"{self._saved_count}.session"
+        try:
+            self._session.save(file)
+        finally:
+            if pending:
+                self._session.append(pending)
+        self._saved_count += 1
+        self._checkpoints.append(_Checkpoint(known, file))
+        for old in self._checkpoints[:-CHECKPOINTS_MAX]:
+            old.file.unlink(missing_ok=True)
+        del self._checkpoints[:-CHECKPOINTS_MAX]
+
+    def _computed(self) -> list[int] | None:
+        """The ids that the last session has computed; `None` if it cannot go on."""
+        if self._session is None or self._session.is_aborted:
+            return None
+        ids = self._session.ids
+        return ids[: len(ids) - len(self._session.pending)]
+
+
+def _starts_with(ids: list[int], beginning: list[int]) -> bool:
+    return ids[: len(beginning)] == beginning
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "k3rs")
+
+
+def _locked(directory: Path) -> int:
+    """A descriptor that holds a lock on `directory` until it is closed, or `OSError`."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
