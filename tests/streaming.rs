@@ -175,7 +175,7 @@ fn tiles_readers_chunks_and_access() {
 fn the_first_token_reads_every_tile_and_the_others_what_is_not_pinned() {
     within_time(|| {
         let catalog = Catalog::open(&fixture()).unwrap();
-        let walk = bind(&catalog, &open_files(&catalog, Access::Auto), 2000).unwrap().walk;
+        let walk = bind(&catalog, &open_files(&catalog, Access::Auto), 2000, None).unwrap().walk;
         for pinned in [0, 100_000, 400_000, 1_000_000, u64::MAX / 2] {
             let engine = open(&options(2000, pinned, 0));
             let tiles = || walk.iter().zip(&engine.plan().pinned);

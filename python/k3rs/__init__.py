@@ -14,6 +14,7 @@ from k3rs.checkpoint import inspect, load_tokenizer, plan
 from k3rs.generation import Token
 from k3rs.log_probabilities import LogProbabilities
 from k3rs.model import Model
+from k3rs.packed_trunk import pack_trunk, verify_trunk
 from k3rs.presets import PRESETS, MemoryRequest, Preset
 from k3rs.sampling import Sampler
 from k3rs.saved_session import SavedSession
@@ -43,8 +44,10 @@ __all__ = [
     "exceptions",
     "inspect",
     "load_tokenizer",
+    "pack_trunk",
     "plan",
     "score",
     "shipped_model",
     "synthesize",
+    "verify_trunk",
 ]

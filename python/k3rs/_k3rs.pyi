@@ -13,10 +13,12 @@ __all__ = [
     "available_backends",
     "bench",
     "inspect",
+    "pack_trunk",
     "plan",
     "read_session_label",
     "replay_trace",
     "synthesize",
+    "verify_trunk",
 ]
 
 __version__: str
@@ -55,6 +57,16 @@ def synthesize(
 ) -> str:
     """Writes a synthetic checkpoint; facts about it as JSON text."""
 
+def pack_trunk(
+    model: str, directory: str, *, progress: Callable[[int, int], Any] | None = None
+) -> str:
+    """Writes the trunk of a checkpoint into `directory`; facts about it as JSON text."""
+
+def verify_trunk(
+    directory: str, *, progress: Callable[[int, int], Any] | None = None
+) -> None:
+    """Compares a packed trunk with its checksums."""
+
 def read_session_label(path: str) -> str:
     """JSON of a saved session's `fingerprint`, `positions`, `ids` (both counts) and `note`."""
 
@@ -79,6 +91,7 @@ class Engine:
         threads: int | None = None,
         backend: str = "auto",
         direct: bool | None = None,
+        trunk: str | None = None,
     ) -> Engine: ...
     def session(self) -> Session: ...
     def load_session(self, path: str) -> tuple[Session, list[int], str]:

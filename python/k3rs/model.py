@@ -62,18 +62,13 @@ class Model:
         name of a `preset`, or `trunk_bytes` and `cache_bytes` by hand. `threads`
         defaults to the physical cores, `backend` to the best instruction set of this
         CPU. The plan makes room for `positions` positions of text, read in sweeps of
-        `prefill_chunk` tokens. None of these changes a bit of the output.
+        `prefill_chunk` tokens. `trunk` is a directory that `pack_trunk` wrote, on a
+        faster disk. None of these changes a bit of the output.
 
         `tokenizer` saves loading the one of the checkpoint a second time.
 
         Raises `CheckpointError`, `ConfigError`, `MemoryBudgetError` or `InputError`.
         """
-        if trunk is not None:
-            raise InputError(
-                "expected no packed trunk, found one: this version streams the trunk from the "
-                "checkpoint itself",
-                hint="leave `trunk` out",
-            )
         _require_positive(threads=threads, positions=positions, prefill_chunk=prefill_chunk)
         request = request_memory(
             memory, preset=preset, trunk_bytes=trunk_bytes, cache_bytes=cache_bytes
@@ -90,6 +85,7 @@ class Model:
             prefill_chunk=prefill_chunk,
             threads=threads,
             backend=backend,
+            trunk=None if trunk is None else os.fspath(trunk),
         )
         return cls(directory, engine, tokenizer)
 

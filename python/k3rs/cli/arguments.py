@@ -38,6 +38,7 @@ def open_model(
         backend=arguments.backend,
         positions=positions,
         prefill_chunk=arguments.prefill_chunk,
+        trunk=arguments.trunk,
         tokenizer=tokenizer,
     )
 

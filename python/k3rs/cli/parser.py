@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_trace(commands)
     _add_synth(commands)
+    _add_pack(commands)
     return parser
 
 
@@ -71,6 +72,7 @@ def _add_generate(commands: _Commands) -> None:
         help="tokens to generate (default: 16)",
     )
     _add_budget(parser)
+    _add_trunk(parser)
     _add_compute(parser).add_argument(
         "--no-incremental",
         action="store_true",
@@ -127,6 +129,7 @@ def _add_chat(commands: _Commands) -> None:
     )
     _add_state(parser)
     _add_budget(parser)
+    _add_trunk(parser)
     _add_compute(parser)
     _add_sampling(parser, "choosing tokens")
     _add_quiet_switch(parser)
@@ -148,6 +151,7 @@ def _add_score(commands: _Commands) -> None:
         help="UTF-8 text, taken as it is except for a byte order mark",
     )
     _add_budget(parser)
+    _add_trunk(parser)
     _add_compute(parser)
     _add_json_switch(parser)
 
@@ -164,6 +168,12 @@ def _add_budget(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preset", metavar="NAME", help="a named budget; see `k3rs presets`")
     group.add_argument("--trunk-gb", metavar="X", help="GB (10^9 bytes) of resident trunk")
     group.add_argument("--cache-gb", metavar="Y", help="GB (10^9 bytes) of cached experts")
+
+
+def _add_trunk(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trunk", metavar="DIR", help="stream the trunk from there; `k3rs pack` made it"
+    )
 
 
 def _add_processor(group: "argparse._ArgumentGroup | argparse.ArgumentParser") -> None:
@@ -312,6 +322,23 @@ def _add_synth(commands: _Commands) -> None:
         type=int,
         default=0,
         help="the same seed gives the same weights (default: 0)",
+    )
+    _add_json_switch(parser)
+
+
+def _add_pack(commands: _Commands) -> None:
+    parser = _add_command(
+        commands, "pack", "copy the trunk of a model, in the order of use, for a faster disk"
+    )
+    parser.epilog = (
+        "The trunk (108.8 GB at the released size) is read for every token; `--trunk TRUNK_DIR` "
+        "then takes it from there. No bit of the output depends on it. A pack that was "
+        "interrupted goes on where it stopped."
+    )
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument("directory", metavar="TRUNK_DIR", help="where the trunk is written")
+    parser.add_argument(
+        "--check", action="store_true", help="compare a finished trunk with its checksums"
     )
     _add_json_switch(parser)
 

@@ -3,23 +3,28 @@
 
 pub mod control;
 pub mod describe;
+pub mod fingerprint;
 pub mod footprint;
+pub mod pack;
+pub mod packed_trunk;
 pub mod report;
 pub mod session;
 pub mod session_file;
 mod sweep;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::engine::packed_trunk::PackedTrunk;
 use crate::error::{Error, Result};
-use crate::format::catalog::Catalog;
+use crate::format::catalog::{Catalog, TensorEntry};
+use crate::io::extent::FileId;
 use crate::io::file::{Access, WeightFile};
 use crate::io::queue::ReadQueue;
 use crate::io::thread_queue::ThreadQueue;
 use crate::io::threads::compute_pool;
 use crate::kernels::backend::Backend;
-use crate::model::binding::{BoundModel, bind};
+use crate::model::binding::{BoundModel, Placement, bind};
 use crate::storage::counters::Counters;
 use crate::storage::expert_cache::ExpertCache;
 use crate::storage::host_memory;
@@ -53,6 +58,8 @@ pub struct EngineOptions {
     pub readers: usize,
     /// Largest tile in bytes.
     pub tile_bytes: usize,
+    /// Directory of a packed trunk to stream from.
+    pub trunk: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -66,6 +73,7 @@ impl Default for EngineOptions {
             access: Access::Auto,
             readers: READER_THREADS,
             tile_bytes: TILE_BYTES,
+            trunk: None,
         }
     }
 }
@@ -117,7 +125,7 @@ impl Engine {
         options: &EngineOptions,
     ) -> Result<Engine> {
         let threads = compute_pool(options.threads)?;
-        Engine::new(Prepared::new(threads, catalog, files, options)?, queue, options.backend)
+        Engine::new(Prepared::new(threads, catalog, files, None, options)?, queue, options.backend)
     }
 
     fn new(prepared: Prepared, queue: Arc<dyn ReadQueue>, backend: Backend) -> Result<Engine> {
@@ -176,17 +184,9 @@ impl Engine {
         self.threads.current_num_threads()
     }
 
-    /// Identifies the model: its config, the place of every trunk tensor and
-    /// the content of all small vectors. 16 hexadecimal digits.
+    /// Identifies the model; see [`fingerprint::fingerprint`].
     pub fn fingerprint(&self) -> String {
-        let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(format!("{:?}", self.catalog.config).as_bytes());
-        for tensor in self.catalog.trunk() {
-            let shape = &tensor.shape;
-            hash.update(format!("{} {:?} {shape:?}", tensor.name, tensor.dtype).as_bytes());
-        }
-        hash.update(&self.model.vector_hash.to_le_bytes());
-        format!("{:016x}", hash.digest())
+        fingerprint::fingerprint(&self.catalog, &self.model)
     }
 
     /// What was read and waited for since open; does not wait for a sweep.
@@ -255,17 +255,29 @@ impl Prepared {
         let catalog = threads.install(|| Catalog::open(directory))?;
         let files = catalog.files.iter();
         let files = files.map(|shard| WeightFile::open(&shard.path, options.access));
-        let files = Arc::new(files.collect::<Result<_>>()?);
-        Prepared::new(threads, catalog, files, options)
+        let mut files: Vec<WeightFile> = files.collect::<Result<_>>()?;
+        let id = FileId(files.len() as u16);
+        let trunk = options.trunk.as_deref().map(|trunk| PackedTrunk::open(trunk, id));
+        let trunk = trunk.transpose()?;
+        if let Some(trunk) = &trunk {
+            files.push(trunk.file(options.access)?);
+        }
+        Prepared::new(threads, catalog, Arc::new(files), trunk, options)
     }
 
     fn new(
         threads: rayon::ThreadPool,
         catalog: Catalog,
         files: Arc<Vec<WeightFile>>,
+        trunk: Option<PackedTrunk>,
         options: &EngineOptions,
     ) -> Result<Self> {
-        let model = threads.install(|| bind(&catalog, &files, options.tile_bytes))?;
+        let place = trunk.as_ref().map(|trunk| |entry: &TensorEntry| trunk.extent(entry));
+        let place = place.as_ref().map(|place| place as &Placement<'_>);
+        let model = threads.install(|| bind(&catalog, &files, options.tile_bytes, place))?;
+        if let Some(trunk) = &trunk {
+            trunk.check(&fingerprint::fingerprint(&catalog, &model))?;
+        }
         let footprint = footprint::of(&catalog, &model, threads.current_num_threads(), options);
         let (budget, budget_source) = match options.budget {
             Some(budget) => (budget, "as asked for".to_owned()),

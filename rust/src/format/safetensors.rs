@@ -99,19 +99,31 @@ impl HeaderText {
         self.file_length
     }
 
+    fn parse(&self) -> Result<RawHeader<'_>> {
+        let fault = |expected: &str, found: String| {
+            checkpoint_error(&self.path, None, expected, found, DAMAGED)
+        };
+        let text = std::str::from_utf8(&self.json)
+            .map_err(|error| fault("a header in UTF-8", format!("{error} of the header")))?;
+        serde_json::from_str(text)
+            .map_err(|error| fault("a JSON object of tensors as header", error.to_string()))
+    }
+
+    /// The entries of `__metadata__`.
+    ///
+    /// # Errors
+    /// If the text is not a safetensors header.
+    pub fn metadata(&self) -> Result<HashMap<String, String>> {
+        Ok(self.parse()?.metadata)
+    }
+
     /// The tensors of the file in the order of their bytes.
     ///
     /// # Errors
     /// If the text is not a safetensors header, a name occurs twice, a span
     /// does not fit its shape, or the spans do not tile the data.
     pub fn entries(&self) -> Result<Vec<HeaderEntry<'_>>> {
-        let fault = |expected: &str, found: String| {
-            checkpoint_error(&self.path, None, expected, found, DAMAGED)
-        };
-        let text = std::str::from_utf8(&self.json)
-            .map_err(|error| fault("a header in UTF-8", format!("{error} of the header")))?;
-        let RawHeader(mut tensors) = serde_json::from_str(text)
-            .map_err(|error| fault("a JSON object of tensors as header", error.to_string()))?;
+        let mut tensors = self.parse()?.tensors;
         self.refuse_duplicates(&tensors)?;
         tensors.sort_by_key(|(_, tensor)| tensor.data_offsets);
         let data_start = LENGTH_BYTES + self.json.len() as u64;
@@ -216,8 +228,11 @@ struct RawTensor<'h> {
     data_offsets: (u64, u64),
 }
 
-/// All tensors of a header as written, in the order of the text.
-struct RawHeader<'h>(Vec<(Cow<'h, str>, RawTensor<'h>)>);
+/// A header as written, the tensors in the order of the text.
+struct RawHeader<'h> {
+    metadata: HashMap<String, String>,
+    tensors: Vec<(Cow<'h, str>, RawTensor<'h>)>,
+}
 
 impl<'de> Deserialize<'de> for RawHeader<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -239,13 +254,14 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
         mut map: A,
     ) -> std::result::Result<Self::Value, A::Error> {
         let mut tensors = Vec::new();
-        let mut metadata_seen = false;
+        let mut metadata = None;
         while let Some(Name(name)) = map.next_key()? {
             if name == "__metadata__" {
-                if std::mem::replace(&mut metadata_seen, true) {
+                if metadata.is_some() {
                     return Err(A::Error::duplicate_field("__metadata__"));
                 }
-                map.next_value::<Option<HashMap<String, String>>>()?;
+                let found: Option<HashMap<String, String>> = map.next_value()?;
+                metadata = Some(found.unwrap_or_default());
                 continue;
             }
             let tensor = map
@@ -253,6 +269,6 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
                 .map_err(|error| A::Error::custom(format!("tensor `{name}`: {error}")))?;
             tensors.push((name, tensor));
         }
-        Ok(RawHeader(tensors))
+        Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
     }
 }

@@ -37,15 +37,24 @@ pub struct BoundModel {
     pub vector_hash: u64,
 }
 
+/// Where the bytes of a matrix are read from, if not from its own place.
+pub type Placement<'p> = dyn Fn(&TensorEntry) -> Result<Extent> + Sync + 'p;
+
 /// Finds every tensor of `catalog`, reads the small ones and cuts the large
-/// ones into tiles of at most `tile_bytes` (but at least one row, or one head).
+/// ones into tiles of at most `tile_bytes` (but at least one row, or one head),
+/// which lie where `placement` says.
 ///
 /// # Errors
 /// [`Error::Io`] from reading, [`Error::NumericalFault`] for a vector that
 /// contains NaN or infinity.
-pub fn bind(catalog: &Catalog, files: &[WeightFile], tile_bytes: usize) -> Result<BoundModel> {
+pub fn bind(
+    catalog: &Catalog,
+    files: &[WeightFile],
+    tile_bytes: usize,
+    placement: Option<&Placement<'_>>,
+) -> Result<BoundModel> {
     let vectors = Vectors { catalog, files };
-    let mut walk = Walk { catalog, tile_bytes, tiles: Vec::new(), tile_rows_max: 0 };
+    let mut walk = Walk { catalog, placement, tile_bytes, tiles: Vec::new(), tile_rows_max: 0 };
     let mut matrices = Vec::new();
     for layer in 0..catalog.config.layers.len() {
         matrices.push(walk.layer(layer)?);
@@ -72,6 +81,7 @@ struct LayerMatrices {
 
 struct Walk<'a> {
     catalog: &'a Catalog,
+    placement: Option<&'a Placement<'a>>,
     tile_bytes: usize,
     tiles: Vec<Extent>,
     tile_rows_max: usize,
@@ -144,11 +154,12 @@ impl Walk<'_> {
         let row_bytes = columns * entry.dtype.size();
         let fitting = self.tile_bytes / row_bytes.max(1) / granularity * granularity;
         let tile_rows = fitting.clamp(granularity.min(rows), rows);
+        let extent = self.placement.map_or(Ok(entry.extent), |place| place(entry))?;
         let first = self.tiles.len();
         for row in (0..rows).step_by(tile_rows) {
             let count = tile_rows.min(rows - row);
             let (start, length) = ((row * row_bytes) as u64, (count * row_bytes) as u64);
-            self.tiles.push(entry.extent.slice(start, length));
+            self.tiles.push(extent.slice(start, length));
         }
         self.tile_rows_max = self.tile_rows_max.max(tile_rows);
         Ok(StreamedMatrix {

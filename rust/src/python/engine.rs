@@ -73,7 +73,7 @@ impl Engine {
     #[staticmethod]
     #[pyo3(signature = (path, *, memory_bytes=None, trunk_bytes=None, cache_bytes=None,
                         positions=4096, prefill_chunk=None, threads=None, backend="auto",
-                        direct=None))]
+                        direct=None, trunk=None))]
     #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
@@ -86,6 +86,7 @@ impl Engine {
         threads: Option<usize>,
         backend: &str,
         direct: Option<bool>,
+        trunk: Option<PathBuf>,
     ) -> PyResult<Engine> {
         let options = EngineOptions {
             budget: budget(memory_bytes, trunk_bytes, cache_bytes),
@@ -93,6 +94,7 @@ impl Engine {
             chunk: prefill_chunk,
             threads,
             backend: Backend::named(backend)?,
+            trunk,
             access: if direct == Some(false) { Access::Buffered } else { Access::Auto },
             ..EngineOptions::default()
         };

@@ -4,6 +4,7 @@ mod bench;
 mod engine;
 mod errors;
 mod gil;
+mod pack;
 mod session;
 mod synth;
 mod trace;
@@ -19,6 +20,8 @@ mod _k3rs {
     use super::bench::bench;
     #[pymodule_export]
     use super::engine::{Engine, available_backends, inspect, plan, read_session_label};
+    #[pymodule_export]
+    use super::pack::{pack_trunk, verify_trunk};
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]

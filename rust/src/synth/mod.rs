@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::io::output_file::free_bytes;
 use crate::io::threads::compute_pool;
 use config_document::ConfigDocument;
 use layout::Layout;
@@ -158,7 +159,7 @@ impl Synthesis {
     pub fn write(&self, step_done: &StepDone<'_>) -> Result<u64> {
         let threads = compute_pool(self.threads)?;
         let mut target = Target::create(&self.directory)?;
-        self.check_room(target.free_bytes()?)?;
+        self.check_room(free_bytes(&self.directory)?)?;
         for number in 0..self.layout.shard_count() {
             let shard = self.layout.shard(number);
             target.file(&self.layout.shard_name(number), |file| {

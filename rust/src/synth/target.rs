@@ -28,13 +28,6 @@ impl<'d> Target<'d> {
         Ok(Target { directory, is_new, files: Vec::new(), is_finished: false })
     }
 
-    /// Bytes that an ordinary user may still write to the file system.
-    pub fn free_bytes(&self) -> Result<u64> {
-        let facts = rustix::fs::statvfs(self.directory)
-            .map_err(|source| Error::io("measure", self.directory, source.into()))?;
-        Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
-    }
-
     /// Writes a file through `write` beside its place and moves it there.
     pub fn file(&mut self, name: &str, write: impl FnOnce(&NewFile) -> Result<()>) -> Result<()> {
         let path = self.directory.join(name);

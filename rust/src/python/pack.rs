@@ -1,0 +1,46 @@
+//! Packed trunks.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use serde_json::json;
+
+use crate::engine::Control;
+use crate::engine::pack::{Packing, verify};
+use crate::engine::packed_trunk::PackedTrunk;
+use crate::io::extent::FileId;
+use crate::python::gil;
+
+/// Writes the trunk of `model` into `directory`; see `k3rs.pack_trunk`.
+#[pyfunction]
+#[pyo3(signature = (model, directory, *, progress=None))]
+pub(super) fn pack_trunk(
+    py: Python<'_>,
+    model: PathBuf,
+    directory: PathBuf,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<String> {
+    let packing = py.detach(|| Packing::plan(&model, &directory))?;
+    let pieces = packing.pieces() as usize;
+    let write = |control: &Control| packing.write(&|| piece_done(control));
+    let facts = gil::run(py, progress.as_ref(), pieces, write, || ())?;
+    Ok(json!(facts).to_string())
+}
+
+/// Compares the trunk in `directory` with its checksums.
+#[pyfunction]
+#[pyo3(signature = (directory, *, progress=None))]
+pub(super) fn verify_trunk(
+    py: Python<'_>,
+    directory: PathBuf,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let pieces = py.detach(|| PackedTrunk::open(&directory, FileId(0)))?.piece_count() as usize;
+    let check = |control: &Control| verify(&directory, &|| piece_done(control));
+    gil::run(py, progress.as_ref(), pieces, check, || ())
+}
+
+/// A piece is to `Control` what a layer is of a sweep.
+fn piece_done(control: &Control) -> crate::Result<()> {
+    control.layer_done(control.layers_done())
+}
