@@ -13,12 +13,15 @@ __all__ = [
     "available_backends",
     "bench",
     "inspect",
+    "measure_device",
+    "memory_read_gb_s",
     "pack_trunk",
     "plan",
     "read_session_label",
     "replay_trace",
     "synthesize",
     "verify_trunk",
+    "write_probe_file",
 ]
 
 __version__: str
@@ -29,8 +32,17 @@ def available_backends() -> list[str]:
 def bench(*, threads: int | None = None, backend: str = "auto", quick: bool = False) -> str:
     """Limits of the machine and the kernels beside them as JSON text."""
 
+def memory_read_gb_s() -> float:
+    """Bytes read from memory in a second with all cores, in units of 10^9."""
+
+def measure_device(paths: Sequence[str], seconds: float) -> str:
+    """What the device below existing files delivers, as JSON text; `seconds` a kind of read."""
+
+def write_probe_file(path: str, size_bytes: int) -> None:
+    """Writes random bytes to a new file, to measure a device by."""
+
 def inspect(path: str) -> str:
-    """Facts about a checkpoint directory as JSON text; reads headers only."""
+    """Facts about a checkpoint directory, complete or not, as JSON text."""
 
 def plan(
     path: str,
@@ -41,6 +53,7 @@ def plan(
     positions: int = 4096,
     prefill_chunk: int | None = None,
     threads: int | None = None,
+    layers: int | None = None,
 ) -> str:
     """The memory plan as JSON text, without loading anything."""
 
@@ -92,6 +105,7 @@ class Engine:
         backend: str = "auto",
         direct: bool | None = None,
         trunk: str | None = None,
+        layers: int | None = None,
     ) -> Engine: ...
     def session(self) -> Session: ...
     def load_session(self, path: str) -> tuple[Session, list[int], str]:

@@ -38,7 +38,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the config and the tensor headers at `path` say."""
+    """What is at `path`, by its config and tensor headers: a checkpoint, complete or not.
+
+    `complete` says whether it could be run, `problem` why not, `runnable_layers` how many
+    of its first layers could. Raises `CheckpointError` or `ConfigError` where there is no
+    config, or nothing beside it.
+    """
     facts: dict[str, Any] = json.loads(_k3rs.inspect(str(require_directory(path))))
     return facts
 
@@ -50,8 +55,11 @@ def plan(
     positions: int = DEFAULT_POSITIONS,
     prefill_chunk: int | None = None,
     threads: int | None = None,
+    layers: int | None = None,
 ) -> dict[str, Any]:
     """How the budget of `request` would be divided, and the smallest one accepted.
+
+    The arguments are those of `Model.open`.
 
     Raises `MemoryBudgetError`, which carries `minimum_bytes`, when it would not fit.
     """
@@ -65,6 +73,7 @@ def plan(
             positions=positions,
             prefill_chunk=prefill_chunk,
             threads=threads,
+            layers=layers,
         )
     )
     return facts

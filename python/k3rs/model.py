@@ -52,6 +52,7 @@ class Model:
         threads: int | None = None,
         backend: str = "auto",
         trunk: str | os.PathLike[str] | None = None,
+        layers: int | None = None,
         positions: int = DEFAULT_POSITIONS,
         prefill_chunk: int | None = None,
         tokenizer: Tokenizer | None = None,
@@ -65,11 +66,16 @@ class Model:
         `prefill_chunk` tokens. `trunk` is a directory that `pack_trunk` wrote, on a
         faster disk. None of these changes a bit of the output.
 
+        `layers` keeps only that many of the first layers, as if the model had no others:
+        another model, for study, which also a checkpoint has that is not complete.
+
         `tokenizer` saves loading the one of the checkpoint a second time.
 
         Raises `CheckpointError`, `ConfigError`, `MemoryBudgetError` or `InputError`.
         """
-        _require_positive(threads=threads, positions=positions, prefill_chunk=prefill_chunk)
+        _require_positive(
+            threads=threads, positions=positions, prefill_chunk=prefill_chunk, layers=layers
+        )
         request = request_memory(
             memory, preset=preset, trunk_bytes=trunk_bytes, cache_bytes=cache_bytes
         )
@@ -86,6 +92,7 @@ class Model:
             threads=threads,
             backend=backend,
             trunk=None if trunk is None else os.fspath(trunk),
+            layers=layers,
         )
         return cls(directory, engine, tokenizer)
 

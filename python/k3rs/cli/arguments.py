@@ -39,6 +39,7 @@ def open_model(
         positions=positions,
         prefill_chunk=arguments.prefill_chunk,
         trunk=arguments.trunk,
+        layers=arguments.layers,
         tokenizer=tokenizer,
     )
 

@@ -72,7 +72,7 @@ def _add_generate(commands: _Commands) -> None:
         help="tokens to generate (default: 16)",
     )
     _add_budget(parser)
-    _add_trunk(parser)
+    _add_weights(parser)
     _add_compute(parser).add_argument(
         "--no-incremental",
         action="store_true",
@@ -129,7 +129,7 @@ def _add_chat(commands: _Commands) -> None:
     )
     _add_state(parser)
     _add_budget(parser)
-    _add_trunk(parser)
+    _add_weights(parser)
     _add_compute(parser)
     _add_sampling(parser, "choosing tokens")
     _add_quiet_switch(parser)
@@ -151,7 +151,7 @@ def _add_score(commands: _Commands) -> None:
         help="UTF-8 text, taken as it is except for a byte order mark",
     )
     _add_budget(parser)
-    _add_trunk(parser)
+    _add_weights(parser)
     _add_compute(parser)
     _add_json_switch(parser)
 
@@ -170,9 +170,19 @@ def _add_budget(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cache-gb", metavar="Y", help="GB (10^9 bytes) of cached experts")
 
 
-def _add_trunk(parser: argparse.ArgumentParser) -> None:
+def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trunk", metavar="DIR", help="stream the trunk from there; `k3rs pack` made it"
+    )
+    _add_layers(parser)
+
+
+def _add_layers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--layers",
+        metavar="N",
+        type=_count,
+        help="only the first N layers, as if there were no others: for study",
     )
 
 
@@ -284,6 +294,7 @@ def _add_plan(commands: _Commands) -> None:
         default=4080,
         help="tokens of the prompt (default: 4080)",
     )
+    _add_layers(parser)
     _add_processor(parser)
     _add_json_switch(parser)
 

@@ -58,6 +58,8 @@ pub struct EngineOptions {
     pub readers: usize,
     /// Largest tile in bytes.
     pub tile_bytes: usize,
+    /// Keep this many of the first layers, for study.
+    pub layers: Option<usize>,
     /// Directory of a packed trunk to stream from.
     pub trunk: Option<PathBuf>,
 }
@@ -73,6 +75,7 @@ impl Default for EngineOptions {
             access: Access::Auto,
             readers: READER_THREADS,
             tile_bytes: TILE_BYTES,
+            layers: None,
             trunk: None,
         }
     }
@@ -222,14 +225,6 @@ impl Engine {
     }
 }
 
-/// What is in the checkpoint in `directory`, without reading any weight.
-///
-/// # Errors
-/// As [`Catalog::open`], and [`Error::System`].
-pub fn inspect(directory: &Path) -> Result<Catalog> {
-    compute_pool(None)?.install(|| Catalog::open(directory))
-}
-
 /// The plan that [`Engine::open`] would follow, without loading any tile.
 ///
 /// # Errors
@@ -252,7 +247,7 @@ struct Prepared {
 impl Prepared {
     fn open(directory: &Path, options: &EngineOptions) -> Result<Self> {
         let threads = compute_pool(options.threads)?;
-        let catalog = threads.install(|| Catalog::open(directory))?;
+        let catalog = threads.install(|| Catalog::open_first(directory, options.layers))?;
         let files = catalog.files.iter();
         let files = files.map(|shard| WeightFile::open(&shard.path, options.access));
         let mut files: Vec<WeightFile> = files.collect::<Result<_>>()?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::shard_list::ShardList;
+use super::shard_list::{MissingShards, ShardList};
 use super::shard_reader::{ExpertFilter, ShardContent, read_shard, shard_names};
 use super::{checkpoint_error, tensor_names, validation};
 use crate::error::{Error, Result};
@@ -85,7 +85,7 @@ pub struct Catalog {
     pub files: Vec<ShardFile>,
     /// The routed experts; shared with the cache that reads them.
     pub experts: Arc<ExpertTable>,
-    /// Tensors of the image part.
+    /// Tensors of the image part, and of layers that are left out.
     pub ignored: TensorTally,
     /// What stands before every text tensor's name: nothing or [`tensor_names::PREFIX`].
     prefix: &'static str,
@@ -101,16 +101,31 @@ impl Catalog {
     /// [`Error::Config`] for the config; [`Error::Checkpoint`] or [`Error::Io`]
     /// if a file is absent, broken, or does not hold what the config demands.
     pub fn open(directory: &Path) -> Result<Self> {
+        Self::open_first(directory, None)
+    }
+
+    /// [`Catalog::open`] for the first `layers` layers, as if the model had no
+    /// others: of a checkpoint that is complete or not.
+    ///
+    /// # Errors
+    /// As [`Catalog::open`], and [`Error::InvalidInput`] for a number of layers
+    /// that the model does not have.
+    pub fn open_first(directory: &Path, layers: Option<usize>) -> Result<Self> {
         let config_file = read_config(directory)?;
-        let config = config_file.config;
-        let shards = ShardList::find(directory)?;
+        let mut config = config_file.config;
+        let mut missing = MissingShards::Refused;
+        if let Some(layers) = layers {
+            config.keep_layers(layers)?;
+            missing = MissingShards::Tolerated;
+        }
+        let shards = ShardList::find(directory, missing)?;
         let mut files: Vec<ShardFile> = shards
             .names
             .iter()
             .map(|name| ShardFile { path: directory.join(name), length: 0 })
             .collect();
         let mut experts = ExpertTable::empty(&config);
-        let contents = read_headers(&files, &ExpertFilter::new(&config, &experts))?;
+        let contents = read_headers(&files, &ExpertFilter::new(&config, &experts, layers))?;
         for (file, content) in files.iter_mut().zip(&contents) {
             file.length = content.length;
         }
@@ -209,7 +224,7 @@ impl Catalog {
     }
 }
 
-fn read_config(directory: &Path) -> Result<super::config::ConfigFile> {
+pub(super) fn read_config(directory: &Path) -> Result<super::config::ConfigFile> {
     let hint = "give the directory that holds config.json and the weights";
     let metadata =
         std::fs::metadata(directory).map_err(|source| Error::io("open", directory, source))?;
@@ -226,7 +241,10 @@ fn read_config(directory: &Path) -> Result<super::config::ConfigFile> {
 
 /// Reads all headers, several at a time. Of several broken shards the first
 /// one is reported in full and the others are named in the hint.
-fn read_headers(files: &[ShardFile], filter: &ExpertFilter<'_>) -> Result<Vec<ShardContent>> {
+pub(super) fn read_headers(
+    files: &[ShardFile],
+    filter: &ExpertFilter<'_>,
+) -> Result<Vec<ShardContent>> {
     let results: Vec<Result<ShardContent>> = files
         .par_iter()
         .enumerate()

@@ -190,6 +190,31 @@ impl ModelConfig {
         Self::parse(&text, path)
     }
 
+    /// Leaves out all layers but the first `count`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are not that many, or `count` is 0.
+    pub fn keep_layers(&mut self, count: usize) -> Result<()> {
+        let layers = self.layers.len();
+        if count == 0 || count > layers {
+            return Err(Error::invalid(
+                format!("expected a number of layers from 1 to {layers}, found {count}"),
+                "leave it out for the whole model",
+            ));
+        }
+        self.layers.truncate(count);
+        let attends = |kind| self.layers.iter().any(|layer| layer.attention == kind);
+        let follows = |kind| self.layers.iter().any(|layer| layer.feed_forward == kind);
+        let (kda, mla) = (attends(AttentionKind::Kda), attends(AttentionKind::Mla));
+        let (dense, moe) = (follows(FeedForwardKind::Dense), follows(FeedForwardKind::Experts));
+        // A section is present when a layer uses it.
+        self.kda = self.kda.take().filter(|_| kda);
+        self.mla = self.mla.take().filter(|_| mla);
+        self.dense_width = self.dense_width.filter(|_| dense);
+        self.moe = self.moe.take().filter(|_| moe);
+        Ok(())
+    }
+
     /// [`ModelConfig::read`] for text that is in memory; `path` is for messages.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ pub mod safetensors;
 mod shard_index;
 mod shard_list;
 mod shard_reader;
+pub mod survey;
 pub mod tensor_names;
 mod validation;
 

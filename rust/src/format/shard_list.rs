@@ -6,17 +6,32 @@ use std::io::ErrorKind;
 use std::path::{Component, Path};
 
 use super::shard_index::ShardIndex;
-use super::{checkpoint_error, name_all};
+use super::{checkpoint_error, name_some};
 use crate::error::{Error, Result};
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const SUFFIX: &str = ".safetensors";
-const FETCH: &str = "fetch the missing files; a dangling symlink counts as missing";
+const FETCH: &str = "fetch the missing files (a dangling symlink counts as missing); \
+                     `k3rs inspect` shows what is there, and `--layers N` runs the first N layers";
+
+/// Names that a message lists before it only counts.
+const NAMES_SHOWN: usize = 8;
+
+/// What to do about shards that are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MissingShards {
+    /// Refuse the checkpoint.
+    Refused,
+    /// Go on with the others.
+    Tolerated,
+}
 
 /// The shards of a checkpoint, by file name in order.
 pub(super) struct ShardList {
     /// File names relative to the directory.
     pub names: Vec<String>,
+    /// File names of those that are not there, if these are tolerated.
+    pub missing: Vec<String>,
     /// What the index says about them, where there is one.
     pub index: Option<ShardIndex>,
 }
@@ -26,14 +41,15 @@ impl ShardList {
     /// `*.safetensors` file.
     ///
     /// # Errors
-    /// If there is none, or some are missing; then all of these are named.
-    pub fn find(directory: &Path) -> Result<Self> {
+    /// If there is none, or some are missing and this is refused; then the first
+    /// of these are named.
+    pub fn find(directory: &Path, missing_shards: MissingShards) -> Result<Self> {
         let index_path = directory.join(INDEX_FILE);
         let index = match ShardIndex::read(&index_path) {
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => None,
             index => Some(index?),
         };
-        let names = match &index {
+        let mut names: Vec<String> = match &index {
             Some(index) => index.shard_names().map(str::to_owned).collect(),
             None => scan(directory)?,
         };
@@ -68,10 +84,12 @@ impl ShardList {
             }
         }
         missing.sort();
-        if missing.is_empty() {
-            return Ok(ShardList { names, index });
+        if missing.is_empty() || missing_shards == MissingShards::Tolerated {
+            names.retain(|name| missing.binary_search(name).is_err());
+            return Ok(ShardList { names, missing, index });
         }
-        let found = format!("{} missing: {}", missing.len(), name_all(&missing));
+        let some = name_some(&missing, missing.len(), NAMES_SHOWN);
+        let found = format!("{} missing: {some}", missing.len());
         Err(checkpoint_error(directory, None, "all shards of the checkpoint", found, FETCH))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use super::catalog::TensorTally;
 use super::expert_table::{ExpertSpan, ExpertTable};
 use super::safetensors::{HeaderEntry, HeaderText};
 use super::shard_index::NameDigest;
@@ -26,6 +27,8 @@ pub(super) struct ShardContent {
     pub length: u64,
     /// Digest of all its names, for comparison with an index.
     pub names: NameDigest,
+    /// Tensors of layers that are left out.
+    pub beyond: TensorTally,
     /// Routed experts whose names start with the prefix of the text model.
     pub prefixed_experts: Vec<ExpertSpan>,
     /// Routed experts whose names do not.
@@ -33,15 +36,25 @@ pub(super) struct ShardContent {
     pub others: Vec<NamedTensor>,
 }
 
-/// Recognises the tensors of a model's routed experts.
+/// Recognises the tensors of a model's routed experts, and layers that are left out.
 pub(super) struct ExpertFilter<'c> {
     table: &'c ExpertTable,
     shapes: [[usize; 2]; 6],
+    /// Layers from this one on are left out.
+    kept_layers: usize,
 }
 
 impl<'c> ExpertFilter<'c> {
-    pub fn new(config: &ModelConfig, table: &'c ExpertTable) -> Self {
-        ExpertFilter { table, shapes: config.expert_shapes() }
+    /// With `kept_layers` later layers are left out.
+    pub fn new(config: &ModelConfig, table: &'c ExpertTable, kept_layers: Option<usize>) -> Self {
+        let kept_layers = kept_layers.unwrap_or(usize::MAX);
+        ExpertFilter { table, shapes: config.expert_shapes(), kept_layers }
+    }
+
+    /// Whether `name`, without the prefix, is of a layer that is left out.
+    fn leaves_out(&self, name: &str) -> bool {
+        self.kept_layers < usize::MAX
+            && tensor_names::layer_of(name).is_some_and(|layer| layer >= self.kept_layers)
     }
 
     /// The tensor as a span, if name, type and shape are those of an expert of
@@ -73,6 +86,10 @@ pub(super) fn read_shard(
             Some(name) => (name, true),
             None => (entry.name.as_ref(), false),
         };
+        if filter.leaves_out(plain_name) {
+            content.beyond.add(1, entry.length);
+            continue;
+        }
         match filter.span(plain_name, &entry, file) {
             Some(span) if prefixed => content.prefixed_experts.push(span),
             Some(span) => content.plain_experts.push(span),

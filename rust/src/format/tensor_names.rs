@@ -142,6 +142,16 @@ pub fn expert(layer: usize, expert: usize, part: ExpertPart) -> String {
     format!("{LAYERS}{layer}{EXPERTS}{expert}.{}", expert_suffix(part))
 }
 
+/// What the names of a layer's routed experts have in common.
+pub fn experts(layer: usize) -> String {
+    format!("{LAYERS}{layer}{EXPERTS}*")
+}
+
+/// The layer that a name (without prefix) belongs to.
+pub fn layer_of(name: &str) -> Option<usize> {
+    canonical_number(name.strip_prefix(LAYERS)?.split_once('.')?.0)
+}
+
 /// Takes an [`expert`] name apart. Only the canonical spelling counts: `01` or
 /// `+1` is not the number of a layer.
 pub fn parse_expert(name: &str) -> Option<(usize, usize, ExpertPart)> {

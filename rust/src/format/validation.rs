@@ -14,7 +14,7 @@ use crate::format::dtype::{Dtype, StoredDtype};
 use crate::io::extent::FileId;
 
 /// Names that a message lists before it only counts.
-const NAMES_SHOWN: usize = 20;
+const NAMES_SHOWN: usize = 8;
 /// Unexpected names among which a misspelling is looked for, and how long they may be.
 const CANDIDATES_MAX: usize = 1000;
 const CANDIDATE_LENGTH_MAX: usize = 200;
@@ -43,6 +43,7 @@ pub(super) fn select_text(contents: Vec<ShardContent>, experts: &ExpertTable) ->
         ignored: TensorTally::default(),
     };
     for content in contents {
+        text.ignored.add(content.beyond.count, content.beyond.bytes);
         if prefixed {
             text.expert_spans.extend(content.prefixed_experts);
             for span in content.plain_experts {

@@ -4,6 +4,7 @@
 //! a product with one token cannot be faster than reading its weights, one with
 //! many tokens not faster than the multipliers.
 
+pub mod device;
 pub mod kernels;
 pub mod limits;
 pub mod small_work;
@@ -64,6 +65,15 @@ pub fn measure(backend: Backend, threads: Option<usize>, effort: Effort) -> Resu
     let foreign_cpu = watch.busy_cores();
     let busy_thread_slowdown = bench.slowdown_beside_a_busy_thread();
     Ok(Measurement { limits, kernels, small_work, busy_thread_slowdown, foreign_cpu })
+}
+
+/// Bytes read from memory in a second with one thread a core, in units of 10^9.
+///
+/// # Errors
+/// As [`measure`].
+pub fn memory_read_gb_s() -> Result<f64> {
+    let effort = Effort { pool_bytes: 512 << 20, repetitions: 5 };
+    Ok(kernels::Bench::new(Backend::available()[0], None, effort)?.limits().read_gb_s)
 }
 
 /// Seconds of `work`, the median of `repetitions` runs after one to warm up.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::engine::describe::describe;
+use crate::engine::describe::{describe, inspect as inspect_directory};
 use crate::engine::{self, EngineOptions, session_file};
 use crate::io::file::Access;
 use crate::kernels::backend::Backend;
@@ -22,14 +22,13 @@ pub(super) fn available_backends() -> Vec<&'static str> {
 /// Facts about a checkpoint directory as JSON text.
 #[pyfunction]
 pub(super) fn inspect(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    let catalog = py.detach(|| crate::engine::inspect(&path))?;
-    Ok(describe(&catalog).to_string())
+    Ok(py.detach(|| inspect_directory(&path))?.to_string())
 }
 
 /// The memory plan as JSON text.
 #[pyfunction]
 #[pyo3(signature = (path, *, memory_bytes=None, trunk_bytes=None, cache_bytes=None,
-                    positions=4096, prefill_chunk=None, threads=None))]
+                    positions=4096, prefill_chunk=None, threads=None, layers=None))]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn plan(
     py: Python<'_>,
@@ -40,12 +39,14 @@ pub(super) fn plan(
     positions: usize,
     prefill_chunk: Option<usize>,
     threads: Option<usize>,
+    layers: Option<usize>,
 ) -> PyResult<String> {
     let options = EngineOptions {
         budget: budget(memory_bytes, trunk_bytes, cache_bytes),
         positions,
         chunk: prefill_chunk,
         threads,
+        layers,
         ..EngineOptions::default()
     };
     let (plan, source) = py.detach(|| engine::plan(&path, &options))?;
@@ -73,7 +74,7 @@ impl Engine {
     #[staticmethod]
     #[pyo3(signature = (path, *, memory_bytes=None, trunk_bytes=None, cache_bytes=None,
                         positions=4096, prefill_chunk=None, threads=None, backend="auto",
-                        direct=None, trunk=None))]
+                        direct=None, trunk=None, layers=None))]
     #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
@@ -87,6 +88,7 @@ impl Engine {
         backend: &str,
         direct: Option<bool>,
         trunk: Option<PathBuf>,
+        layers: Option<usize>,
     ) -> PyResult<Engine> {
         let options = EngineOptions {
             budget: budget(memory_bytes, trunk_bytes, cache_bytes),
@@ -95,6 +97,7 @@ impl Engine {
             threads,
             backend: Backend::named(backend)?,
             trunk,
+            layers,
             access: if direct == Some(false) { Access::Buffered } else { Access::Auto },
             ..EngineOptions::default()
         };

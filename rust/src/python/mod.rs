@@ -17,7 +17,7 @@ mod _k3rs {
     use super::*;
 
     #[pymodule_export]
-    use super::bench::bench;
+    use super::bench::{bench, measure_device, memory_read_gb_s, write_probe_file};
     #[pymodule_export]
     use super::engine::{Engine, available_backends, inspect, plan, read_session_label};
     #[pymodule_export]

@@ -19,7 +19,13 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     directory = model_directory(arguments.model)
     positions = arguments.prompt_tokens + arguments.max_tokens
     try:
-        facts = k3rs.plan(directory, request, positions=positions, threads=arguments.threads)
+        facts = k3rs.plan(
+            directory,
+            request,
+            positions=positions,
+            threads=arguments.threads,
+            layers=arguments.layers,
+        )
     except MemoryBudgetError as error:
         if arguments.json:
             console.facts({"plan": None, "minimum_bytes": error.minimum_bytes})
