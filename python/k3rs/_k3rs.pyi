@@ -76,9 +76,9 @@ def pack_trunk(
     """Writes the trunk of a checkpoint into `directory`; facts about it as JSON text."""
 
 def verify_trunk(
-    directory: str, *, progress: Callable[[int, int], Any] | None = None
+    model: str, directory: str, *, progress: Callable[[int, int], Any] | None = None
 ) -> None:
-    """Compares a packed trunk with its checksums."""
+    """Compares a packed trunk with its model and its checksums."""
 
 def read_session_label(path: str) -> str:
     """JSON of a saved session's `fingerprint`, `positions`, `ids` (both counts) and `note`."""

@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from k3rs import _k3rs
-from k3rs.exceptions import CheckpointError
+from k3rs.exceptions import CheckpointError, InputError
 from k3rs.presets import MemoryRequest
 from k3rs.tokenizer import Tokenizer
 from k3rs.vocabulary import RANKS_FILE
 
-__all__ = ["DEFAULT_POSITIONS", "inspect", "load_tokenizer", "plan", "require_directory"]
+__all__ = [
+    "DEFAULT_POSITIONS",
+    "inspect",
+    "load_tokenizer",
+    "plan",
+    "require_directory",
+    "require_positive",
+]
 
 DEFAULT_POSITIONS = 4096
 """Positions that the memory plan makes room for when nothing else is said."""
@@ -27,6 +34,16 @@ def require_directory(path: str | os.PathLike[str]) -> Path:
         f"{directory}: expected a model directory, found {found}",
         hint="give the directory that holds config.json and the *.safetensors files",
     )
+
+
+def require_positive(**values: int | None) -> None:
+    """Raises `InputError` unless every value that is given is at least 1."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise InputError(
+                f"expected {name} to be at least 1, found {value}",
+                hint="leave it out for the default",
+            )
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
@@ -63,6 +80,9 @@ def plan(
 
     Raises `MemoryBudgetError`, which carries `minimum_bytes`, when it would not fit.
     """
+    require_positive(
+        positions=positions, prefill_chunk=prefill_chunk, threads=threads, layers=layers
+    )
     request = request or MemoryRequest()
     facts: dict[str, Any] = json.loads(
         _k3rs.plan(

@@ -4,14 +4,20 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from k3rs import _k3rs
-from k3rs.checkpoint import DEFAULT_POSITIONS, load_tokenizer, require_directory
+from k3rs.checkpoint import (
+    DEFAULT_POSITIONS,
+    load_tokenizer,
+    require_directory,
+    require_positive,
+)
+from k3rs.closing import Closing
 from k3rs.exceptions import ConfigError, InputError, SessionError
 from k3rs.generation import GenerationOptions, Text, Token, decode
 from k3rs.presets import request_memory
@@ -24,7 +30,7 @@ __all__ = ["Model"]
 _END_OF_TEXT = "[EOS]"
 
 
-class Model:
+class Model(Closing):
     """A checkpoint that is open for running. Made by `Model.open`; a context manager."""
 
     def __init__(self, path: Path, engine: _k3rs.Engine, tokenizer: Tokenizer | None) -> None:
@@ -73,7 +79,7 @@ class Model:
 
         Raises `CheckpointError`, `ConfigError`, `MemoryBudgetError` or `InputError`.
         """
-        _require_positive(
+        require_positive(
             threads=threads, positions=positions, prefill_chunk=prefill_chunk, layers=layers
         )
         request = request_memory(
@@ -95,17 +101,6 @@ class Model:
             layers=layers,
         )
         return cls(directory, engine, tokenizer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<k3rs.Model {str(self._path)!r}>"
@@ -221,7 +216,7 @@ class Model:
         """
         goes_on = session is not None and session.position > 0 and len(prompt) == 0
         prompt_ids = [] if goes_on else self.encode(prompt)
-        _require_positive(max_tokens=max_tokens)
+        require_positive(max_tokens=max_tokens)
         if logprobs is not None and logprobs < 0:
             raise InputError(
                 f"expected logprobs to be at least 0, found {logprobs}",
@@ -305,12 +300,3 @@ class _RecomputedText:
         text = _SessionText(self._model.session(), self._progress, self._on_routes)
         text.append(self.ids)
         return text.logits()
-
-
-def _require_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise InputError(
-                f"expected {name} to be at least 1, found {value}",
-                hint="leave it out for the default",
-            )

@@ -35,10 +35,15 @@ def pack_trunk(
 
 
 def verify_trunk(
-    directory: str | os.PathLike[str], *, progress: Progress | None = None
+    model: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
 ) -> None:
-    """Compares every byte of a packed trunk with its checksums.
+    """Compares every byte of a packed trunk with the checkpoint `model`, and with its checksums.
 
-    Raises `CheckpointError` if there is no trunk in `directory`, or a piece differs.
+    Raises `CheckpointError` if there is no trunk of this model in `directory`, or a piece
+    differs.
     """
-    _k3rs.verify_trunk(os.fspath(directory), progress=progress)
+    path = os.fspath(require_directory(model))
+    _k3rs.verify_trunk(path, os.fspath(directory), progress=progress)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from k3rs.exceptions import SessionError
+from k3rs.closing import Closing
+from k3rs.exceptions import SessionError, SessionFileError
 from k3rs.model import Model
 from k3rs.session import Session
 
@@ -36,7 +35,7 @@ class _Checkpoint:
     file: Path
 
 
-class PrefixCache:
+class PrefixCache(Closing):
     """Gives sessions that know as much as possible of a text. A context manager.
 
     One session is alive at a time: the one given last.
@@ -51,27 +50,21 @@ class PrefixCache:
         self._model = model
         parent = _user_cache() if directory is None else Path(directory)
         parent.mkdir(parents=True, exist_ok=True)
-        for abandoned in parent.glob(f"{_PREFIX}*"):
-            # What a killed process left; a living one holds the lock.
-            with suppress(OSError):
-                os.close(_locked(abandoned))
-                shutil.rmtree(abandoned)
-        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._lock: int | None = _locked(self._directory)
+        # So that no other process takes the new directory for an abandoned one.
+        making = _locked(parent, fcntl.LOCK_EX)
+        try:
+            for abandoned in parent.glob(f"{_PREFIX}*"):
+                # What a killed process left; a living one holds the lock.
+                with suppress(OSError):
+                    os.close(_locked(abandoned))
+                    shutil.rmtree(abandoned)
+            self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock: int | None = _locked(self._directory)
+        finally:
+            os.close(making)
         self._checkpoints: list[_Checkpoint] = []
         self._saved_count = 0
         self._session: Session | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Removes the checkpoints."""
@@ -93,30 +86,43 @@ class PrefixCache:
         checkpoint has computed.
         """
         wanted = list(ids)
-        known = self._computed()
-        best = max(
-            (each for each in self._checkpoints if _starts_with(wanted, each.ids)),
-            key=lambda each: len(each.ids),
-            default=None,
-        )
-        session = self._session
+        session, known = self._session, self._computed()
         if session is None or known is None or not _starts_with(wanted, known):
-            session, known = None, []
-        if best is not None and len(best.ids) > len(known):
-            # A checkpoint that cannot be read any more only costs time.
-            with suppress(SessionError):
-                session, known = self._model.load_session(best.file), best.ids
+            # Let go of before another takes its memory.
+            session = self._session = None
+            known = []
+        longer = [
+            each
+            for each in self._checkpoints
+            if len(each.ids) > len(known) and _starts_with(wanted, each.ids)
+        ]
+        for checkpoint in sorted(longer, key=lambda each: len(each.ids), reverse=True):
+            # Memory is planned for one session.
+            session = self._session = None
+            known = []
+            try:
+                session, known = self._model.load_session(checkpoint.file), checkpoint.ids
+                break
+            except SessionError:
+                # What cannot be read any more only costs time.
+                self._checkpoints.remove(checkpoint)
         if session is None:
-            session, known = self._model.session(), []
+            session = self._model.session()
         session.discard_pending()
         if len(wanted) > len(known):
             session.append(wanted[len(known) :])
         self._session = session
         return session
 
-    def adopt(self, session: Session) -> None:
-        """Goes on with a session from elsewhere, a loaded one."""
-        self._session = session
+    def load(self, file: str | os.PathLike[str]) -> None:
+        """Goes on with a session that was saved elsewhere.
+
+        Raises `SessionFileError`, as `Model.load_session` does.
+        """
+        with suppress(SessionFileError):
+            self.keep()
+        self._session = None
+        self._session = self._model.load_session(file)
 
     def keep(self) -> None:
         """Makes a checkpoint of what the last session has computed.
@@ -159,11 +165,11 @@ def _user_cache() -> Path:
     return Path(base, "k3rs")
 
 
-def _locked(directory: Path) -> int:
+def _locked(directory: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:
     """A descriptor that holds a lock on `directory` until it is closed, or `OSError`."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind)
     except OSError:
         os.close(descriptor)
         raise

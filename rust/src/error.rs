@@ -122,6 +122,17 @@ impl Error {
                 std::io::ErrorKind::UnexpectedEof => {
                     Some("the file is shorter than when it was opened: get it again".into())
                 }
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    Some("make room on this disk, or choose another one".into())
+                }
+                std::io::ErrorKind::ReadOnlyFilesystem => {
+                    Some("choose a place on a disk that can be written to".into())
+                }
+                std::io::ErrorKind::AlreadyExists
+                | std::io::ErrorKind::NotADirectory
+                | std::io::ErrorKind::IsADirectory => {
+                    Some("something of another kind is there: choose another name".into())
+                }
                 _ => None,
             },
             Error::Checkpoint { hint, .. }

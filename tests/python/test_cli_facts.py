@@ -17,15 +17,6 @@ def test_plan_divides_the_budget(run_k3rs: RunK3rs, model_path: Path) -> None:
         assert entry["name"] in table
 
 
-def test_inspect_prints_the_same_facts_both_ways(run_k3rs: RunK3rs, model_path: Path) -> None:
-    facts = run_k3rs("inspect", model_path, "--json").facts
-    outline = run_k3rs("inspect", model_path)
-    assert outline.status == 0
-    assert facts
-    for name in facts:
-        assert name in outline.stdout
-
-
 def test_presets(run_k3rs: RunK3rs) -> None:
     facts = run_k3rs("presets", "--json").facts
     assert [preset["name"] for preset in facts["presets"]] == [

@@ -310,7 +310,7 @@ def test_open_refuses_what_it_cannot_do(model_path: Path, tmp_path: Path) -> Non
         k3rs.Model.open(model_path, threads=0)
     with pytest.raises((InputError, ConfigError), match="mmx"):
         k3rs.Model.open(model_path, backend="mmx")
-    with pytest.raises(InputError, match="packed trunk"):
+    with pytest.raises(CheckpointError, match="expected a packed trunk"):
         k3rs.Model.open(model_path, trunk=tmp_path)
     with pytest.raises(MemoryBudgetError) as refused:
         k3rs.Model.open(model_path, memory="1kB")

@@ -65,6 +65,13 @@ class Conversation:
         """How many messages of the user there are."""
         return sum(message["role"] == "user" for message in self._messages)
 
+    def copy(self) -> "Conversation":
+        """The same conversation, which from now on grows on its own."""
+        copied = Conversation(self._tokenizer, system=self.system, thinking=self._thinking)
+        copied._messages = list(self._messages)
+        copied._renderings = dict(self._renderings)
+        return copied
+
     def parser(self) -> ReplyParser:
         """A parser for the reply that the next prompt asks for."""
         return ReplyParser(

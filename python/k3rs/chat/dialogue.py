@@ -1,12 +1,12 @@
 """Talking to a model: turns that cost what they add."""
 
 import os
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
+import time
+from collections.abc import Generator
 
 from k3rs.chat.conversation import Conversation
 from k3rs.chat.reply import Event, Reply, ReplyParser
+from k3rs.closing import Closing
 from k3rs.exceptions import InputError, SessionFileError
 from k3rs.model import Model
 from k3rs.prefix_cache import PrefixCache
@@ -17,7 +17,7 @@ from k3rs.session import Progress
 __all__ = ["Dialogue"]
 
 
-class Dialogue:
+class Dialogue(Closing):
     """A conversation with an open model. A context manager.
 
     The model's memory is kept between turns, so that a turn costs its own ids only. After
@@ -55,27 +55,20 @@ class Dialogue:
         self._model = model
         self._tokenizer = model.tokenizer
         self.conversation = Conversation(self._tokenizer, system=system, thinking=thinking)
+        """What was said; another object after every turn."""
         self._context = context
         self._cache = PrefixCache(model, cache_directory)
         self.reply: Reply | None = None
         """The last reply, also of a turn that was broken off."""
         self.prompt_tokens = 0
         """How many ids were, or are being, read for it."""
+        self.prompt_seconds = 0.0
+        """How long that took."""
         self.reply_tokens = 0
         """How many ids the model wrote for it."""
+        self._is_stopped = False
         self.keep_error: SessionFileError | None = None
         """Why the model's memory could not be kept for going back, if it could not."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Removes what was kept on disk for going back."""
@@ -93,18 +86,19 @@ class Dialogue:
         max_tokens: int | None = None,
         sampler: Sampler | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Says `text` and yields the reply as it is written.
 
-        Greedy without a `sampler`. Without `max_tokens` the reply may fill the context. It
-        becomes part of the conversation when the iterator ends, however it ends; if nothing
-        was written yet, `text` is taken back. `progress` is that of `Session.forward`.
+        Greedy without a `sampler`. Without `max_tokens` the reply may fill the context. Both
+        become part of the conversation when the iterator ends, however it ends; if nothing
+        was written yet, it stays as it was. `progress` is that of `Session.forward`.
 
         Raises `InputError` if the context has no room left or `text` has no ids, and while
         iterating what `Model.generate` raises.
         """
-        self.conversation.ask(text)
-        return self._answer(max_tokens, sampler, progress)
+        asked = self.conversation.copy()
+        asked.ask(text)
+        return self._answer(asked, max_tokens, sampler, progress)
 
     def retry(
         self,
@@ -112,13 +106,20 @@ class Dialogue:
         max_tokens: int | None = None,
         sampler: Sampler | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[Event]:
-        """Takes the last reply back and yields another. Raises `InputError` if there is none."""
-        messages = self.conversation.messages
-        if not messages or messages[-1]["role"] != "assistant":
+    ) -> Generator[Event, None, None]:
+        """Replaces the last reply by another, as `ask` gives one.
+
+        Raises `InputError` if there is none.
+        """
+        asked = self.conversation.copy()
+        last = asked.take_back()
+        if last is None or last["role"] != "assistant":
             raise InputError("expected a reply to replace, found none", hint="say something first")
-        self.conversation.take_back()
-        return self._answer(max_tokens, sampler, progress)
+        return self._answer(asked, max_tokens, sampler, progress)
+
+    def stop(self) -> None:
+        """Ends the reply behind the token that is being computed, also from a signal handler."""
+        self._is_stopped = True
 
     def undo(self) -> str | None:
         """Takes the last turn back; what the user said, or `None` if there is no turn."""
@@ -149,32 +150,40 @@ class Dialogue:
         """
         label = SavedSession.read(file)
         conversation = Conversation.from_json(label.note, self._tokenizer)
-        self._cache.adopt(self._model.load_session(file))
+        self._cache.load(file)
         self.conversation = conversation
         self.reply = None
 
     def _answer(
-        self, max_tokens: int | None, sampler: Sampler | None, progress: Progress | None
-    ) -> Iterator[Event]:
-        try:
-            ids = self.conversation.prompt()
-            limit = self._limit(len(ids), max_tokens)
-        except InputError:
-            self.undo()
-            raise
-        return self._events(ids, limit, sampler, progress)
+        self,
+        asked: Conversation,
+        max_tokens: int | None,
+        sampler: Sampler | None,
+        progress: Progress | None,
+    ) -> Generator[Event, None, None]:
+        """The reply to `asked`. Checked at the call, not at the first event."""
+        self.prompt_tokens = self.reply_tokens = 0
+        self.prompt_seconds = 0.0
+        self._is_stopped = False
+        limit = self._limit(len(asked.prompt()), max_tokens)
+        return self._events(asked, limit, sampler, progress)
 
     def _events(
-        self, ids: list[int], limit: int, sampler: Sampler | None, progress: Progress | None
-    ) -> Iterator[Event]:
-        parser = self.conversation.parser()
-        self.prompt_tokens = self.reply_tokens = 0
+        self,
+        asked: Conversation,
+        limit: int,
+        sampler: Sampler | None,
+        progress: Progress | None,
+    ) -> Generator[Event, None, None]:
+        parser = asked.parser()
         is_over = False
         try:
-            session = self._cache.session(ids)
+            session = self._cache.session(asked.prompt())
             self.prompt_tokens = len(session.pending)
             self._keep()
+            started = time.perf_counter()
             session.forward((), progress=progress)
+            self.prompt_seconds = time.perf_counter() - started
             self._keep()
             tokens = self._model.generate(
                 session=session, max_tokens=limit, sampler=sampler, progress=progress
@@ -182,21 +191,22 @@ class Dialogue:
             for token in tokens:
                 self.reply_tokens += 1
                 yield from parser.push(token.id)
+                if self._is_stopped:
+                    return
                 if parser.ended:
                     break
             is_over = True
             yield from parser.finish(length=not parser.ended)
         finally:
-            self._record(parser, is_over=is_over)
+            if self.reply_tokens:
+                self._record(asked, parser, is_over=is_over)
 
-    def _record(self, parser: ReplyParser, *, is_over: bool) -> None:
-        if self.reply_tokens == 0:
-            self.undo()
-            return
+    def _record(self, asked: Conversation, parser: ReplyParser, *, is_over: bool) -> None:
         if not is_over:
             parser.finish(length=False)
         self.reply = parser.reply()
-        self.conversation.answer(parser)
+        asked.answer(parser)
+        self.conversation = asked
 
     def _keep(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """What a person types in a chat: messages of one or several lines."""
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -71,9 +72,14 @@ class _Editor:
 class _Lines:
     """One line a message, or all lines between two fences."""
 
+    def __init__(self) -> None:
+        # A message that is no text is refused as one, and ends nothing.
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
+
     def read(self) -> str | None:
         text = ""
-        for line in sys.stdin:
+        for line in sys.stdin or ():
             text += line
             if not _is_open(text):
                 break

@@ -2,15 +2,20 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from datetime import timedelta
+from typing import TypeAlias
 
 from k3rs.chat import Dialogue, Event, ToolCall
 from k3rs.cli.console import Console, LayerProgress
 from k3rs.cli.gentle_interrupt import gentle_interrupt
 from k3rs.session import Progress
 
-__all__ = ["ChatView"]
+__all__ = ["ChatView", "Events", "printable"]
+
+Events: TypeAlias = Generator[Event, None, None]
+"""A reply while it is written."""
 
 # A model may write escape sequences; a terminal would obey them.
 _CONTROL_NAMES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
@@ -24,13 +29,13 @@ class ChatView:
     def __init__(self, console: Console, layers: int, *, folded: bool) -> None:
         self._console = console
         self._layers = layers
-        self._watched = console.is_live and sys.stdout is not None and sys.stdout.isatty()
+        self._at_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._watched = console.is_live and self._at_terminal
         self.folded = folded
         """Whether reasoning is only counted, not shown."""
         self._section = ""
-        self._thought = 0
 
-    def show(self, dialogue: Dialogue, ask: Callable[[Progress], Iterator[Event]]) -> None:
+    def show(self, dialogue: Dialogue, ask: Callable[[Progress], Events]) -> None:
         """Shows the reply that `ask` begins, to its end.
 
         The first Ctrl-C breaks it off, after the token that is being computed if there is
@@ -38,37 +43,40 @@ class ChatView:
         """
         self._section = ""
         started = time.perf_counter()
-        with self._console.layer_progress() as progress:
+        events: Events | None = None
+
+        def break_off() -> None:
+            if events is None:
+                return
+            if dialogue.reply_tokens == 0:
+                raise KeyboardInterrupt
+            dialogue.stop()
+            progress.describe("last token (Ctrl-C again leaves)")
+
+        with gentle_interrupt(break_off) as interrupt, self._console.layer_progress() as progress:
             progress.begin(self._layers, lambda: _cost(dialogue, started))
-            events = ask(progress)
-
-            def break_off() -> None:
-                if dialogue.reply_tokens == 0:
-                    raise KeyboardInterrupt
-                progress.describe("last token (Ctrl-C again leaves)")
-
-            is_complete = False
-            with gentle_interrupt(break_off) as interrupt:
-                try:
-                    for event in events:
-                        self._take(event, progress)
-                        if interrupt.requested:
-                            break
-                        progress.describe(self._activity(dialogue))
-                    else:
-                        is_complete = True
-                except KeyboardInterrupt:
-                    if dialogue.reply_tokens:
-                        raise
-                finally:
-                    if dialogue.reply_tokens:
-                        self._end_section(progress)
+            with closing(ask(progress)) as events:
+                if not interrupt.requested:
+                    self._take_all(events, dialogue, progress)
+            is_complete = not interrupt.requested
         self._report(dialogue, started, is_complete=is_complete)
 
     def show_reasoning(self, dialogue: Dialogue) -> None:
         """What the model thought before its last answer."""
         reasoning = dialogue.reply.reasoning if dialogue.reply else ""
-        self._console.remark(_printable(reasoning) or "(no reasoning)")
+        self._console.remark(printable(reasoning) or "(no reasoning)")
+
+    def _take_all(self, events: Events, dialogue: Dialogue, progress: LayerProgress) -> None:
+        try:
+            for event in events:
+                self._take(event, progress)
+                progress.describe(self._activity(dialogue))
+        except KeyboardInterrupt:
+            if dialogue.reply_tokens:
+                raise
+        finally:
+            if dialogue.reply_tokens:
+                self._end_section(progress)
 
     def _take(self, event: Event, progress: LayerProgress) -> None:
         if isinstance(event, ToolCall):
@@ -96,8 +104,10 @@ class ChatView:
             self._write("(thought; /reasoning shows it)\n", progress, is_dim=True)
 
     def _write(self, text: str, progress: LayerProgress, *, is_dim: bool = False) -> None:
+        if self._at_terminal:
+            text = printable(text)
         if self._watched:
-            progress.append(_printable(text), is_dim=is_dim)
+            progress.append(text, is_dim=is_dim)
         else:
             self._console.answer(text)
 
@@ -108,7 +118,7 @@ class ChatView:
     def _report(self, dialogue: Dialogue, started: float, *, is_complete: bool) -> None:
         reply = dialogue.reply
         if dialogue.reply_tokens == 0:
-            self._console.note("(broken off before the answer; the message was taken back)")
+            self._console.note("(broken off before the answer; the conversation is as it was)")
             return
         if not is_complete:
             self._console.note(
@@ -122,7 +132,8 @@ class ChatView:
             self._console.remark(f"({_cost(dialogue, started)})")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """`text` with signs in the place of what a terminal would obey."""
     return text.translate(_CONTROL_NAMES)
 
 
@@ -131,7 +142,7 @@ def _cost(dialogue: Dialogue, started: float) -> str:
     elapsed = max(time.perf_counter() - started, 1e-9)
     words = [str(timedelta(seconds=int(elapsed))), f"{dialogue.prompt_tokens} ids read"]
     if dialogue.reply_tokens:
-        pace = dialogue.reply_tokens / elapsed
+        pace = dialogue.reply_tokens / max(elapsed - dialogue.prompt_seconds, 1e-9)
         shown = f"{pace:.2f} tokens/s" if pace >= 1 else f"{1 / pace:.2f} s/token"
         words += [f"{dialogue.reply_tokens} tokens", shown]
     return ", ".join(words)

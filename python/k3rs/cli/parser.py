@@ -4,6 +4,23 @@ import argparse
 from typing import Any, NoReturn, TypeAlias
 
 from k3rs._k3rs import __version__
+from k3rs.cli.options import (
+    add_budget,
+    add_compute,
+    add_json_switch,
+    add_layers,
+    add_output,
+    add_place,
+    add_probe,
+    add_processor,
+    add_quiet_switch,
+    add_sampling,
+    add_state,
+    add_weights,
+    count,
+    count_or_none,
+    counts,
+)
 from k3rs.exceptions import InputError
 
 __all__ = ["build_parser"]
@@ -36,11 +53,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_score(commands)
     _add_plan(commands)
     _add_inspect(commands)
+    _add_doctor(commands)
     _add_presets(commands)
     _add_bench(commands)
     _add_trace(commands)
     _add_synth(commands)
     _add_pack(commands)
+    _add_download(commands)
+    _add_verify(commands)
     return parser
 
 
@@ -67,18 +87,18 @@ def _add_generate(commands: _Commands) -> None:
         "-n",
         "--max-tokens",
         metavar="N",
-        type=_count,
+        type=count,
         default=16,
         help="tokens to generate (default: 16)",
     )
-    _add_budget(parser)
-    _add_weights(parser)
-    _add_compute(parser).add_argument(
+    add_budget(parser)
+    add_weights(parser)
+    add_compute(parser).add_argument(
         "--no-incremental",
         action="store_true",
         help="recompute the whole prefix each step, for checking",
     )
-    sampling = _add_sampling(
+    sampling = add_sampling(
         parser, "choosing tokens (greedy unless one of the first five is given)"
     )
     sampling.add_argument(
@@ -91,8 +111,8 @@ def _add_generate(commands: _Commands) -> None:
         default=[],
         help="end before this text, which is not shown; may be given several times",
     )
-    _add_state(parser)
-    _add_output(parser)
+    add_state(parser)
+    add_output(parser)
 
 
 def _add_chat(commands: _Commands) -> None:
@@ -108,14 +128,13 @@ def _add_chat(commands: _Commands) -> None:
     group.add_argument(
         "--think",
         choices=("off", "low", "high", "max"),
-        default="max",
-        help="how much the model thinks before it answers (default: max)",
+        help="how much the model thinks before it answers (default: max, or as it was saved)",
     )
     group.add_argument("--fold", action="store_true", help="do not show what it thinks")
     group.add_argument(
         "--context",
         metavar="N",
-        type=_count,
+        type=count,
         default=8192,
         help="ids that memory is planned for: all messages, replies and reasoning together "
         "(default: 8192)",
@@ -124,15 +143,15 @@ def _add_chat(commands: _Commands) -> None:
         "-n",
         "--max-tokens",
         metavar="N",
-        type=_count,
+        type=count,
         help="tokens of a reply (default: until it ends, or the context is used up)",
     )
-    _add_state(parser)
-    _add_budget(parser)
-    _add_weights(parser)
-    _add_compute(parser)
-    _add_sampling(parser, "choosing tokens")
-    _add_quiet_switch(parser)
+    add_state(parser)
+    add_budget(parser)
+    add_weights(parser)
+    add_compute(parser)
+    add_sampling(parser, "choosing tokens")
+    add_quiet_switch(parser)
 
 
 def _add_score(commands: _Commands) -> None:
@@ -150,164 +169,59 @@ def _add_score(commands: _Commands) -> None:
         metavar="TEXT_FILE",
         help="UTF-8 text, taken as it is except for a byte order mark",
     )
-    _add_budget(parser)
-    _add_weights(parser)
-    _add_compute(parser)
-    _add_json_switch(parser)
-
-
-def _add_budget(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("memory (a size, a preset, or the two shares)")
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        default="auto",
-        help="bound of everything that the process keeps in memory: 8GB, 7.5GiB, 512MB, "
-        "or auto (default)",
-    )
-    group.add_argument("--preset", metavar="NAME", help="a named budget; see `k3rs presets`")
-    group.add_argument("--trunk-gb", metavar="X", help="GB (10^9 bytes) of resident trunk")
-    group.add_argument("--cache-gb", metavar="Y", help="GB (10^9 bytes) of cached experts")
-
-
-def _add_weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trunk", metavar="DIR", help="stream the trunk from there; `k3rs pack` made it"
-    )
-    _add_layers(parser)
-
-
-def _add_layers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--layers",
-        metavar="N",
-        type=_count,
-        help="only the first N layers, as if there were no others: for study",
-    )
-
-
-def _add_processor(group: "argparse._ArgumentGroup | argparse.ArgumentParser") -> None:
-    group.add_argument(
-        "--threads", metavar="N", type=_count, help="compute threads (default: physical cores)"
-    )
-    group.add_argument(
-        "--backend",
-        choices=("auto", "avx512", "avx2", "scalar"),
-        default="auto",
-        help="instruction set (default: the best that the CPU has)",
-    )
-
-
-def _add_compute(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    group = parser.add_argument_group("computing (no bit of the output depends on it)")
-    _add_processor(group)
-    group.add_argument(
-        "--prefill-chunk",
-        metavar="N",
-        type=_count,
-        help="tokens per sweep of the text that is read",
-    )
-    return group
-
-
-def _add_sampling(parser: argparse.ArgumentParser, title: str) -> "argparse._ArgumentGroup":
-    group = parser.add_argument_group(title)
-    group.add_argument(
-        "--temperature",
-        metavar="X",
-        type=float,
-        help="divides the logits; 0 is greedy (default: 1 when sampling)",
-    )
-    group.add_argument(
-        "--top-k", metavar="N", type=int, help="keep the N most likely tokens (0: all)"
-    )
-    group.add_argument(
-        "--top-p", metavar="X", type=float, help="then the most likely that reach X together"
-    )
-    group.add_argument(
-        "--min-p", metavar="X", type=float, help="then those above X times the most likely"
-    )
-    group.add_argument("--seed", metavar="N", type=int, help="the same seed gives the same tokens")
-    for name, meaning in (
-        ("repetition", "divides positive logits of ids in the text, multiplies negative ones"),
-        ("presence", "subtracted from the logits of ids that were generated"),
-        ("frequency", "subtracted once for each time that an id was generated"),
-    ):
-        group.add_argument(f"--{name}-penalty", metavar="X", type=float, help=meaning)
-    return group
-
-
-def _add_state(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a text that goes on")
-    group.add_argument(
-        "--save-state", metavar="PATH", help="keep the text and the model's memory of it"
-    )
-    group.add_argument(
-        "--load-state", metavar="PATH", help="go on from there; the prompt is put behind it"
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    group.add_argument(
-        "--json",
-        metavar="PATH",
-        help='the run as JSON; "-" is stdout, where then no text is printed',
-    )
-    group.add_argument(
-        "--logprobs",
-        metavar="N",
-        type=_count_or_none,
-        help="log-probabilities of each token and of the N most likely",
-    )
-    group.add_argument(
-        "--logits",
-        metavar="PATH",
-        help="float32 logits of every generated step, .npy [N, vocab]",
-    )
-    group.add_argument(
-        "--trace", metavar="PATH", help="expert requests, token by token, for `k3rs trace replay`"
-    )
-    loudness = group.add_mutually_exclusive_group()
-    loudness.add_argument("--quiet", action="store_true", help="no notes, progress or report")
-    loudness.add_argument(
-        "--verbose", action="store_true", help="also the plan and unknown config keys"
-    )
+    add_budget(parser)
+    add_weights(parser)
+    add_compute(parser)
+    add_json_switch(parser)
 
 
 def _add_plan(commands: _Commands) -> None:
     parser = _add_command(commands, "plan", "show how a memory budget would be divided")
     parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
-    _add_budget(parser)
+    add_budget(parser)
     parser.add_argument(
         "-n",
         "--max-tokens",
         metavar="N",
-        type=_count,
+        type=count,
         default=16,
         help="tokens to generate (default: 16)",
     )
     parser.add_argument(
         "--prompt-tokens",
         metavar="N",
-        type=_count,
+        type=count,
         default=4080,
         help="tokens of the prompt (default: 4080)",
     )
-    _add_layers(parser)
-    _add_processor(parser)
-    _add_json_switch(parser)
+    add_layers(parser)
+    add_processor(parser)
+    add_json_switch(parser)
 
 
 def _add_inspect(commands: _Commands) -> None:
     parser = _add_command(commands, "inspect", "show what a checkpoint contains")
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
-    _add_json_switch(parser)
+    add_json_switch(parser)
+
+
+def _add_doctor(commands: _Commands) -> None:
+    parser = _add_command(
+        commands, "doctor", "say what this machine can run, how fast, and what to type next"
+    )
+    parser.epilog = (
+        "With MODEL its own files are read, and nothing is written there. Without one, a temporary "
+        "file in DIR tells whether the released model could be run from there. The status is 1 if "
+        "a check fails, which means that MODEL or k3rs cannot be used; warnings leave it at 0."
+    )
+    add_place(parser, _MODEL_HELP)
+    add_probe(parser)
+    add_json_switch(parser)
 
 
 def _add_presets(commands: _Commands) -> None:
     parser = _add_command(commands, "presets", "list the named memory budgets")
-    _add_json_switch(parser)
+    add_json_switch(parser)
 
 
 def _add_synth(commands: _Commands) -> None:
@@ -318,9 +232,9 @@ def _add_synth(commands: _Commands) -> None:
     parser.add_argument(
         "--config", metavar="CONFIG_JSON", help="config of the model (default: the released one)"
     )
-    parser.add_argument("--layers", metavar="N", type=_count, help="keep the first N layers")
-    parser.add_argument("--experts", metavar="N", type=_count, help="routed experts of a layer")
-    parser.add_argument("--vocab", metavar="N", type=_count, help="token ids, at least 320")
+    parser.add_argument("--layers", metavar="N", type=count, help="keep the first N layers")
+    parser.add_argument("--experts", metavar="N", type=count, help="routed experts of a layer")
+    parser.add_argument("--vocab", metavar="N", type=count, help="token ids, at least 320")
     parser.add_argument(
         "--sparse",
         action="store_true",
@@ -334,7 +248,7 @@ def _add_synth(commands: _Commands) -> None:
         default=0,
         help="the same seed gives the same weights (default: 0)",
     )
-    _add_json_switch(parser)
+    add_json_switch(parser)
 
 
 def _add_pack(commands: _Commands) -> None:
@@ -349,9 +263,9 @@ def _add_pack(commands: _Commands) -> None:
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     parser.add_argument("directory", metavar="TRUNK_DIR", help="where the trunk is written")
     parser.add_argument(
-        "--check", action="store_true", help="compare a finished trunk with its checksums"
+        "--check", action="store_true", help="compare a finished trunk with the model"
     )
-    _add_json_switch(parser)
+    add_json_switch(parser)
 
 
 def _add_trace(commands: _Commands) -> None:
@@ -367,53 +281,88 @@ def _add_trace(commands: _Commands) -> None:
     parser.add_argument(
         "--slots",
         metavar="N,N,...",
-        type=_counts,
+        type=counts,
         help="experts in the cache (default: from an eighth to four times those of a token)",
     )
     parser.add_argument(
         "--skip",
         metavar="TOKENS",
-        type=_count_or_none,
+        type=count_or_none,
         default=0,
         help="tokens that fill the cache but are not counted (default: 0)",
     )
-    _add_json_switch(parser)
+    add_json_switch(parser)
 
 
 def _add_bench(commands: _Commands) -> None:
     parser = _add_command(
         commands, "bench", "measure what this machine can do, and the kernels beside it"
     )
-    _add_processor(parser)
+    add_place(parser, _MODEL_HELP)
+    add_processor(parser)
     parser.add_argument(
         "--quick", action="store_true", help="only check that everything runs; the figures are bad"
     )
-    _add_json_switch(parser)
+    add_json_switch(parser)
 
 
-def _add_quiet_switch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="neither progress nor notes")
+def _add_download(commands: _Commands) -> None:
+    parser = _add_command(
+        commands, "download", "fetch a model from the Hugging Face Hub, checked and resumable"
+    )
+    parser.epilog = (
+        "The same command continues after any end, at the commit at which the directory was begun; "
+        "DIR/k3rs-manifest.json keeps it, and `k3rs verify DIR` compares with it. The token is "
+        "that in HF_TOKEN or of `hf auth login`. --only-layers takes whole shards, those that have "
+        "a tensor of these layers or the embedding, and all files that are not weights."
+    )
+    parser.add_argument(
+        "repo",
+        metavar="REPO",
+        nargs="?",
+        help="repository, OWNER/NAME (default: moonshotai/Kimi-K3)",
+    )
+    parser.add_argument("directory", metavar="DIR", help="where the files go")
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit (default: the newest)"
+    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        "--only-layers", metavar="A-B", help="of the weights only those of these layers"
+    )
+    part.add_argument("--no-weights", action="store_true", help="all but *.safetensors")
+    parser.add_argument(
+        "--retries",
+        metavar="N",
+        type=count_or_none,
+        default=10,
+        help="try again N times in a row without success, after growing waits (default: 10, which "
+        "takes three minutes)",
+    )
+    add_json_switch(parser)
+    add_quiet_switch(parser)
 
 
-def _add_json_switch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
-
-
-def _count(text: str, smallest: int = 1) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        count = smallest - 1
-    if count < smallest:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {smallest}, found `{text}`"
-        )
-    return count
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _count_or_none(text: str) -> int:
-    return _count(text, smallest=0)
+def _add_verify(commands: _Commands) -> None:
+    parser = _add_command(
+        commands, "verify", "compare the files of a model with what was published"
+    )
+    parser.epilog = (
+        "Without a list only the sizes of the released shards can be compared. Nothing is written "
+        "into MODEL. Interrupted, the same command continues. The status is 1 if any file is "
+        "missing or wrong."
+    )
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    source = parser.add_argument_group(
+        "what to compare with (default: MODEL/k3rs-manifest.json)"
+    ).add_mutually_exclusive_group()
+    source.add_argument("--manifest", metavar="FILE", help="a manifest")
+    source.add_argument("--repo", metavar="REPO", help="what the hub lists of this repository")
+    source.add_argument(
+        "--write-manifest",
+        metavar="FILE",
+        help="nothing: write a manifest of the files as they are, for later",
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of --repo")
+    add_json_switch(parser)
+    add_quiet_switch(parser)

@@ -5,17 +5,18 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from k3rs.closing import Closing
+
 __all__ = ["LogitsFile", "PendingFile"]
 
 
-class PendingFile:
+class PendingFile(Closing):
     """A file written beside its target and renamed on `commit`.
 
     Opened before the work whose result it takes, so that a path that cannot be
@@ -33,17 +34,6 @@ class PendingFile:
             self._beside = self._target.with_name(name)
         with self._named_errors():
             self.file: BinaryIO = (self._beside or self._target).open("wb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def write(self, data: bytes) -> None:
         """Appends `data`."""

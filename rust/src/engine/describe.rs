@@ -59,6 +59,9 @@ pub fn inspect(directory: &Path) -> Result<Value> {
                 (model, Some(json!({"error": problem, "hint": hint})))
             }
         };
+        let whole = Some(survey.first_layers()).filter(|layers| *layers > 0);
+        let can_open = |layers: &usize| Catalog::open_first(directory, Some(*layers)).is_ok();
+        let runnable_layers = whole.filter(can_open).unwrap_or(0);
         let sum = |part: fn(&crate::format::survey::LayerSurvey) -> Part| {
             survey.layers.iter().map(part).fold(TensorTally::default(), |sum, part| TensorTally {
                 count: sum.count + part.found,
@@ -76,7 +79,7 @@ pub fn inspect(directory: &Path) -> Result<Value> {
                 "fingerprint": model["fingerprint"],
             },
             "complete": problem.is_none(),
-            "runnable_layers": survey.first_layers(),
+            "runnable_layers": runnable_layers,
             "problem": problem,
             "missing": survey.missing,
             "unexpected": survey.unexpected,
@@ -88,6 +91,7 @@ pub fn inspect(directory: &Path) -> Result<Value> {
                 "experts": tally(&sum(|layer| layer.experts)),
                 "ignored": tally(&survey.ignored),
             },
+            "roots_demanded": survey.roots.demanded,
             "dtypes": dtypes(&survey.dtypes),
             "layers": survey.layers,
             "config": survey.config,
@@ -102,10 +106,11 @@ fn open(directory: &Path) -> Result<Value> {
     let catalog = Catalog::open(directory)?;
     let shards = catalog.files.iter();
     let shards = shards.map(|shard| WeightFile::open(&shard.path, Access::Auto));
-    let model = bind(&catalog, &shards.collect::<Result<Vec<_>>>()?, TILE_BYTES, None)?;
+    let files = shards.collect::<Result<Vec<_>>>()?;
+    let model = bind(&catalog, &files, TILE_BYTES, None)?;
     Ok(json!({
         "parameters": catalog.parameter_count(),
-        "fingerprint": fingerprint(&catalog, &model),
+        "fingerprint": fingerprint(&catalog, &files, &model)?,
     }))
 }
 

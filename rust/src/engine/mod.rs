@@ -86,6 +86,7 @@ pub struct Engine {
     catalog: Catalog,
     files: Arc<Vec<WeightFile>>,
     model: BoundModel,
+    fingerprint: String,
     plan: MemoryPlan,
     budget_source: String,
     backend: Backend,
@@ -132,7 +133,8 @@ impl Engine {
     }
 
     fn new(prepared: Prepared, queue: Arc<dyn ReadQueue>, backend: Backend) -> Result<Engine> {
-        let Prepared { threads, catalog, files, model, plan, budget_source } = prepared;
+        let Prepared { threads, catalog, files, model, fingerprint, plan, budget_source } =
+            prepared;
         let counters = Arc::new(Counters::default());
         let trunk = TrunkStream::new(
             Arc::clone(&queue),
@@ -153,6 +155,7 @@ impl Engine {
             catalog,
             files,
             model,
+            fingerprint,
             plan,
             budget_source,
             backend,
@@ -188,8 +191,8 @@ impl Engine {
     }
 
     /// Identifies the model; see [`fingerprint::fingerprint`].
-    pub fn fingerprint(&self) -> String {
-        fingerprint::fingerprint(&self.catalog, &self.model)
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// What was read and waited for since open; does not wait for a sweep.
@@ -240,6 +243,7 @@ struct Prepared {
     catalog: Catalog,
     files: Arc<Vec<WeightFile>>,
     model: BoundModel,
+    fingerprint: String,
     plan: MemoryPlan,
     budget_source: String,
 }
@@ -270,8 +274,9 @@ impl Prepared {
         let place = trunk.as_ref().map(|trunk| |entry: &TensorEntry| trunk.extent(entry));
         let place = place.as_ref().map(|place| place as &Placement<'_>);
         let model = threads.install(|| bind(&catalog, &files, options.tile_bytes, place))?;
+        let fingerprint = threads.install(|| fingerprint::fingerprint(&catalog, &files, &model))?;
         if let Some(trunk) = &trunk {
-            trunk.check(&fingerprint::fingerprint(&catalog, &model))?;
+            trunk.check(&fingerprint)?;
         }
         let footprint = footprint::of(&catalog, &model, threads.current_num_threads(), options);
         let (budget, budget_source) = match options.budget {
@@ -280,7 +285,7 @@ impl Prepared {
         };
         let request = PlanRequest { budget, positions: options.positions, chunk: options.chunk };
         let plan = MemoryPlan::new(&footprint, &request)?;
-        Ok(Prepared { threads, catalog, files, model, plan, budget_source })
+        Ok(Prepared { threads, catalog, files, model, fingerprint, plan, budget_source })
     }
 }
 

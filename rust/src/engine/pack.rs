@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::engine::fingerprint::fingerprint;
 use crate::engine::packed_trunk::{DIGITS, FILE_NAME, PIECE_BYTES, PackedTrunk, header};
@@ -23,7 +23,7 @@ use crate::format::catalog::{Catalog, TensorEntry};
 use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::{Extent, FileId};
 use crate::io::file::{Access, WeightFile};
-use crate::io::output_file::{OutputFile, free_bytes};
+use crate::io::output_file::{OutputFile, failure, free_bytes};
 use crate::io::threads::compute_pool;
 use crate::model::binding::bind;
 use crate::storage::memory_plan::TILE_BYTES;
@@ -64,8 +64,9 @@ impl Packing {
     ///
     /// # Errors
     /// As opening the model; [`Error::Checkpoint`] if `directory` holds the
-    /// trunk of another model.
+    /// trunk of another model; [`Error::InvalidInput`] if it lies within the model.
     pub fn plan(model: &Path, directory: &Path) -> Result<Self> {
+        refuse_inside(model, directory)?;
         let threads = compute_pool(None)?;
         let threads = compute_pool(Some(THREADS_PER_CORE * threads.current_num_threads()))?;
         let catalog = threads.install(|| Catalog::open(model))?;
@@ -79,7 +80,7 @@ impl Packing {
             order.push((index, data_bytes));
             data_bytes += catalog.trunk()[index].extent.length;
         }
-        let fingerprint = fingerprint(&catalog, &bound);
+        let fingerprint = threads.install(|| fingerprint(&catalog, &files, &bound))?;
         let directory = directory.to_owned();
         let packing =
             Packing { directory, catalog, files, fingerprint, order, data_bytes, threads };
@@ -101,29 +102,29 @@ impl Packing {
     /// [`Error::Io`]; what `piece_done` returns. What was written stays.
     pub fn write(&self, piece_done: &PieceDone<'_>) -> Result<PackFacts> {
         let made = |source| Error::io("create", &self.directory, source);
-        fs::create_dir_all(&self.directory).map_err(made)?;
         let path = self.directory.join(FILE_NAME);
         let partial = self.directory.join(format!("{FILE_NAME}.partial"));
         let blank = self.header(&"0".repeat(DIGITS * self.pieces() as usize));
         let file_bytes = blank.len() as u64 + self.data_bytes;
         let matrices = self.order.len();
         if path.exists() {
+            Record::remove(&self.directory);
             return Ok(PackFacts { matrices, file_bytes, resumed_bytes: file_bytes });
         }
+        self.check_room(&partial, file_bytes)?;
+        fs::create_dir_all(&self.directory).map_err(made)?;
         let output = OutputFile::open(partial.clone(), true, FULL_HINT)?;
         self.lock(&output)?;
-        self.check_room(&output, file_bytes)?;
+        // What another model left may be longer.
+        output.file().set_len(file_bytes).map_err(output.failed("extend", Some(0)))?;
         output.reserve(file_bytes)?;
-        let record = Record::open(&self.directory, xxh3_128(&blank))?;
+        let record = Record::open(&self.directory, self.identity(&blank))?;
         let written = WeightFile::open(&partial, Access::Auto)?;
         let place = Place { output: &output, written: &written, start: blank.len() as u64 };
         let resumed_bytes = AtomicU64::new(0);
         let hashes: Vec<u64> = self.threads.install(|| {
             let work = |buffers: &mut Result<Buffers>, piece: u64| {
-                let buffers = match buffers {
-                    Ok(buffers) => buffers,
-                    Err(_) => return Err(no_memory()),
-                };
+                let Ok(buffers) = buffers else { return Err(no_memory()) };
                 let (hash, resumed) = self.piece(piece, &place, &record, buffers)?;
                 resumed_bytes.fetch_add(resumed, Ordering::Relaxed);
                 piece_done()?;
@@ -136,10 +137,42 @@ impl Packing {
         output.file().write_all_at(&self.header(&checksums), 0).map_err(failed)?;
         output.sync()?;
         fs::rename(&partial, &path).map_err(|source| Error::io("rename", &partial, source))?;
-        record.remove();
+        Record::remove(&self.directory);
         File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(made)?;
         let resumed_bytes = resumed_bytes.into_inner();
         Ok(PackFacts { matrices, file_bytes, resumed_bytes })
+    }
+
+    /// Compares every byte of a finished trunk with the checkpoint, and every piece
+    /// with its checksum.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if there is no trunk, or for the first piece that
+    /// differs; [`Error::Io`]; what `piece_done` returns.
+    pub fn verify(&self, piece_done: &PieceDone<'_>) -> Result<()> {
+        let trunk = PackedTrunk::open(&self.directory, FileId(0))?;
+        let file = trunk.file(Access::Auto)?;
+        let work = |buffers: &mut Result<Buffers>, piece: u64| {
+            let Ok(buffers) = buffers else { return Err(no_memory()) };
+            let (offset, length, checksum) = trunk.piece(piece);
+            self.fill(piece * PIECE_BYTES, length, buffers)?;
+            let start = file.read_around(offset, length, &mut buffers.scratch)?;
+            let found = &buffers.scratch[start..start + length];
+            let hash = format!("{:016x}", xxh3_64(found));
+            if hash != checksum || found != &buffers.piece[..length] {
+                return Err(Error::Checkpoint {
+                    path: self.directory.join(FILE_NAME),
+                    tensor: None,
+                    expected: format!("the model's own {length} bytes from byte {offset}"),
+                    found: "others".into(),
+                    hint: "the trunk is damaged: remove it and run `k3rs pack` again".into(),
+                });
+            }
+            piece_done()
+        };
+        self.threads.install(|| {
+            (0..trunk.piece_count()).into_par_iter().try_for_each_init(Buffers::new, work)
+        })
     }
 
     fn header(&self, checksums: &str) -> Vec<u8> {
@@ -162,11 +195,23 @@ impl Packing {
         })
     }
 
-    fn check_room(&self, output: &OutputFile, file_bytes: u64) -> Result<()> {
-        let there =
-            output.file().metadata().map_err(output.failed("measure", None))?.blocks() * 512;
+    /// What the pieces of the record belong to: the trunk, and the files that it
+    /// comes from as they are.
+    fn identity(&self, blank: &[u8]) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(blank);
+        self.files.iter().for_each(|file| hash.update(file.version().as_bytes()));
+        hash.digest128()
+    }
+
+    /// Nothing is written if it would not fit.
+    fn check_room(&self, partial: &Path, file_bytes: u64) -> Result<()> {
+        let there = fs::metadata(partial).map_or(0, |facts| facts.blocks() * 512);
         let needed = file_bytes.saturating_sub(there);
-        let free = free_bytes(&self.directory)?;
+        let Some(existing) = self.directory.ancestors().find(|parent| parent.exists()) else {
+            return Ok(());
+        };
+        let free = free_bytes(existing)?;
         if free >= needed {
             return Ok(());
         }
@@ -230,40 +275,19 @@ impl Packing {
     }
 }
 
-/// Compares every piece of the trunk in `directory` with its checksum.
-///
-/// # Errors
-/// [`Error::Checkpoint`] for the first piece that differs; [`Error::Io`]; what
-/// `piece_done` returns.
-pub fn verify(directory: &Path, piece_done: &PieceDone<'_>) -> Result<()> {
-    let trunk = PackedTrunk::open(directory, FileId(0))?;
-    let file = trunk.file(Access::Auto)?;
-    compute_pool(None)?.install(|| {
-        (0..trunk.piece_count()).into_par_iter().try_for_each_init(
-            Buffers::new,
-            |buffers, piece| {
-                let buffers = match buffers {
-                    Ok(buffers) => buffers,
-                    Err(_) => return Err(no_memory()),
-                };
-                let (offset, length, checksum) = trunk.piece(piece);
-                let start = file.read_around(offset, length, &mut buffers.scratch)?;
-                let found = format!("{:016x}", xxh3_64(&buffers.scratch[start..start + length]));
-                if found != checksum {
-                    return Err(Error::Checkpoint {
-                        path: directory.join(FILE_NAME),
-                        tensor: None,
-                        expected: format!(
-                            "the checksum {checksum} for {length} bytes from byte {offset}"
-                        ),
-                        found,
-                        hint: "the trunk is damaged: remove it and run `k3rs pack` again".into(),
-                    });
-                }
-                piece_done()
-            },
-        )
-    })
+/// Refuses to write into a model, where another file could count as a shard.
+fn refuse_inside(model: &Path, directory: &Path) -> Result<()> {
+    let failed = |source| Error::io("open", model, source);
+    let model = fs::canonicalize(model).map_err(failed)?;
+    let target = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let inside = target.ancestors().filter_map(|parent| fs::canonicalize(parent).ok());
+    if !inside.into_iter().any(|parent| parent == model) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!("{}: expected a directory outside of the model", directory.display()),
+        "nothing is written into a model: name another directory for its trunk",
+    ))
 }
 
 /// The trunk tensor, by its index, of every tile that begins one, in the order of
@@ -316,8 +340,8 @@ const RECORD_BYTES: usize = 16;
 impl Record {
     /// Opens the record of the pack `identity`; that of another one is begun anew.
     fn open(directory: &Path, identity: u128) -> Result<Self> {
-        let path = directory.join(format!("{FILE_NAME}.progress"));
-        let failed = |source| Error::io("write", &path, source);
+        let path = Self::path(directory);
+        let failed = |source| failure("write", &path, None, FULL_HINT, source);
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(failed)?;
@@ -328,6 +352,15 @@ impl Record {
             file.write_all_at(&identity.to_le_bytes(), 0).map_err(failed)?;
         }
         Ok(Record { file, path })
+    }
+
+    fn path(directory: &Path) -> PathBuf {
+        directory.join(format!("{FILE_NAME}.progress"))
+    }
+
+    /// Of no use once the trunk is complete.
+    fn remove(directory: &Path) {
+        let _ = fs::remove_file(Self::path(directory));
     }
 
     fn offset(number: u64) -> u64 {
@@ -350,12 +383,7 @@ impl Record {
         let mut bytes = [0; RECORD_BYTES];
         bytes[..8].copy_from_slice(&hash.to_le_bytes());
         bytes[8..].copy_from_slice(&Self::mixed(number, hash).to_le_bytes());
-        let failed = |source| Error::io("write", &self.path, source);
+        let failed = |source| failure("write", &self.path, None, FULL_HINT, source);
         self.file.write_all_at(&bytes, Self::offset(number)).map_err(failed)
-    }
-
-    /// Of no use once the trunk is complete.
-    fn remove(self) {
-        let _ = fs::remove_file(&self.path);
     }
 }

@@ -28,6 +28,8 @@ pub const DIGITS: usize = 16;
 
 const FORMAT: &str = "k3rs trunk 1";
 
+const HINT: &str = "make the trunk again from this model with `k3rs pack`, or leave it out";
+
 /// Length and JSON of the header of a trunk of `matrices`, a multiple of a page
 /// long. `checksums` are those of all pieces, [`DIGITS`] each.
 pub fn header(fingerprint: &str, matrices: &[&TensorEntry], checksums: &str) -> Vec<u8> {
@@ -80,14 +82,14 @@ impl PackedTrunk {
             let expected = format!("a packed trunk, `{FILE_NAME}`");
             return Err(refused(directory, expected, "none".into()));
         }
-        let text = HeaderText::read(&path)?;
-        let mut metadata = text.metadata()?;
+        let text = HeaderText::read(&path).map_err(again)?;
+        let mut metadata = text.metadata().map_err(again)?;
         let mut field = |name: &str| metadata.remove(name).unwrap_or_default();
         if field("format") != FORMAT || field("piece_bytes") != PIECE_BYTES.to_string() {
             return Err(refused(&path, format!("`{FORMAT}`"), "another kind of file".into()));
         }
         let (fingerprint, checksums) = (field("fingerprint"), field("checksums"));
-        let entries = text.entries()?;
+        let entries = text.entries().map_err(again)?;
         let begin = entries.first().map_or(text.file_length(), |entry| entry.offset);
         let matrices = entries.into_iter().map(|entry| {
             let extent = Extent { file: id, offset: entry.offset, length: entry.length };
@@ -119,7 +121,7 @@ impl PackedTrunk {
             _ => Err(refused(
                 &self.path,
                 format!("the tensor `{}` with shape {:?}", entry.name, entry.shape),
-                "none".into(),
+                "none: it is the trunk of another model".into(),
             )),
         }
     }
@@ -152,11 +154,15 @@ impl PackedTrunk {
 }
 
 fn refused(path: &Path, expected: String, found: String) -> Error {
-    Error::Checkpoint {
-        path: path.to_owned(),
-        tensor: None,
-        expected,
-        found,
-        hint: "make the trunk again from this model with `k3rs pack`, or leave it out".into(),
+    Error::Checkpoint { path: path.to_owned(), tensor: None, expected, found, hint: HINT.into() }
+}
+
+/// A damaged trunk is not fetched but made again.
+fn again(error: Error) -> Error {
+    match error {
+        Error::Checkpoint { path, tensor, expected, found, .. } => {
+            Error::Checkpoint { path, tensor, expected, found, hint: HINT.into() }
+        }
+        error => error,
     }
 }

@@ -63,7 +63,7 @@ impl Session {
             note: note.to_owned(),
         };
         let engine = &self.engine;
-        session_file::save(path, &engine.catalog().config, &engine.fingerprint(), &text)
+        session_file::save(path, &engine.catalog().config, engine.fingerprint(), &text)
     }
 
     /// The session saved at `path`, the ids that it had not taken yet, and its note.
@@ -71,7 +71,7 @@ impl Session {
     /// # Errors
     /// Those of [`session_file::load`].
     pub fn load(engine: Arc<Engine>, path: &Path) -> Result<(Self, Vec<u32>, String)> {
-        let text = session_file::load(path, &engine.catalog().config, &engine.fingerprint())?;
+        let text = session_file::load(path, &engine.catalog().config, engine.fingerprint())?;
         let SavedText { state, positions, mut ids, logits, note } = text;
         let pending = ids.split_off(positions);
         let (state, logits) = (state.into_owned(), logits.into_owned());

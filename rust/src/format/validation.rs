@@ -247,7 +247,8 @@ impl Scope<'_> {
         let names: Vec<String> =
             unexpected.iter().take(NAMES_SHOWN).map(|tensor| tensor.name.clone()).collect();
         let count = unexpected.len();
-        let found = format!("{count} others: {}", name_some(&names, count, NAMES_SHOWN));
+        let others = if count == 1 { "1 other" } else { &format!("{count} others") };
+        let found = format!("{others}: {}", name_some(&names, count, NAMES_SHOWN));
         checkpoint_error(
             self.path(unexpected[0].extent.file),
             None,

@@ -90,6 +90,11 @@ impl WeightFile {
         &self.why
     }
 
+    /// Size and time of modification when it was opened, as text.
+    pub fn version(&self) -> String {
+        format!("{} {:?}", self.length, self.modified)
+    }
+
     /// Whether nothing wrote to the file since it was opened, by its size and
     /// time of modification. Else what was read of it may be of two models.
     pub fn is_unchanged(&self) -> bool {

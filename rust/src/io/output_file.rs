@@ -114,7 +114,9 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
 }
 
-fn failure(
+/// Makes an error of the operating system one that says what failed where;
+/// `full_hint` says what to do if the disk is full.
+pub fn failure(
     action: &'static str,
     path: &Path,
     offset: Option<u64>,

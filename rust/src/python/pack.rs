@@ -6,9 +6,7 @@ use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::engine::Control;
-use crate::engine::pack::{Packing, verify};
-use crate::engine::packed_trunk::PackedTrunk;
-use crate::io::extent::FileId;
+use crate::engine::pack::Packing;
 use crate::python::gil;
 
 /// Writes the trunk of `model` into `directory`; see `k3rs.pack_trunk`.
@@ -27,16 +25,18 @@ pub(super) fn pack_trunk(
     Ok(json!(facts).to_string())
 }
 
-/// Compares the trunk in `directory` with its checksums.
+/// Compares the trunk in `directory` with its model; see `k3rs.verify_trunk`.
 #[pyfunction]
-#[pyo3(signature = (directory, *, progress=None))]
+#[pyo3(signature = (model, directory, *, progress=None))]
 pub(super) fn verify_trunk(
     py: Python<'_>,
+    model: PathBuf,
     directory: PathBuf,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let pieces = py.detach(|| PackedTrunk::open(&directory, FileId(0)))?.piece_count() as usize;
-    let check = |control: &Control| verify(&directory, &|| piece_done(control));
+    let packing = py.detach(|| Packing::plan(&model, &directory))?;
+    let pieces = packing.pieces() as usize;
+    let check = |control: &Control| packing.verify(&|| piece_done(control));
     gil::run(py, progress.as_ref(), pieces, check, || ())
 }
 

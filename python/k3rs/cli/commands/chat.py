@@ -2,15 +2,16 @@
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import k3rs
-from k3rs.chat import THINKING, Dialogue, Event
+from k3rs.chat import THINKING, Dialogue
 from k3rs.cli.arguments import model_directory, open_model
 from k3rs.cli.chat_input import FENCE, chat_input
-from k3rs.cli.chat_view import ChatView
+from k3rs.cli.chat_view import ChatView, Events, printable
 from k3rs.cli.console import Console, print_error
+from k3rs.cli.pending_file import PendingFile
 from k3rs.cli.sampling_arguments import sampler_facts, sampler_from
 from k3rs.exceptions import InputError, K3Error, NumericalFault
 from k3rs.sampling import GREEDY_BELOW
@@ -31,16 +32,21 @@ _HELP = f"""\
 /retry                    another answer to the last message
 /undo                     take the last turn back
 /reset                    begin anew
-/save FILE, /load FILE    keep the conversation with the model's memory of it, and go on
+/save FILE                keep the conversation, with the model's memory of it
+/load FILE                go on with a conversation that was kept
 /stats                    what this cost until now
 /quit                     leave (also Ctrl-D)
-A message that begins with {FENCE} goes on until {FENCE} comes again; Alt-Enter begins a new line.
-Ctrl-C breaks an answer off. A message that begins with // begins with one slash."""
+A message that begins with {FENCE} goes on over lines until {FENCE} comes again;
+Alt-Enter also begins a new line. // begins a message that begins with a slash.
+Ctrl-C breaks an answer off."""
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Reads messages and shows replies until the input ends."""
     sampler = sampler_from(arguments, _DEFAULTS)
+    if arguments.save_state is not None:
+        # A path that cannot be written is an error before anything is said.
+        PendingFile(arguments.save_state).close()
     directory = model_directory(arguments.model)
     tokenizer = k3rs.load_tokenizer(directory)
     with (
@@ -48,12 +54,16 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         Dialogue(
             model,
             system=arguments.system,
-            thinking=arguments.think,
+            thinking=arguments.think or "max",
             context=arguments.context,
         ) as dialogue,
     ):
         if arguments.load_state is not None:
             dialogue.load(arguments.load_state)
+            if arguments.system is not None:
+                dialogue.conversation.system = arguments.system
+            if arguments.think is not None:
+                dialogue.conversation.thinking = arguments.think
         chat = _Chat(arguments, model, dialogue, sampler, console)
         chat.greet()
         try:
@@ -105,7 +115,7 @@ class _Chat:
         """Says what is talked to, and how."""
         facts = self._model.facts["model"]
         self._console.note(
-            f"{Path(facts['path']).name}: {facts['layers']} layers, memory "
+            f"{Path(facts['path']).resolve().name}: {facts['layers']} layers, memory "
             f"{format_size(self._model.plan['budget_bytes'])}, room for "
             f"{self._arguments.context} ids; /help lists commands"
         )
@@ -138,14 +148,14 @@ class _Chat:
         """A message or a command. What goes wrong with it does not end the chat."""
         try:
             if text.startswith("/") and not text.startswith("//"):
-                name, _, rest = text.partition(" ")
-                command = self._commands.get(name.strip())
+                name, *rest = text.split(maxsplit=1)
+                command = self._commands.get(name)
                 if command is None:
                     raise InputError(
-                        f"expected a command, found `{name.strip()[:40]}`",
+                        f"expected a command, found `{name[:40]}`",
                         hint="/help lists them; begin with // for a message with a slash",
                     )
-                command(rest.strip())
+                command("".join(rest).strip())
             elif text.strip():
                 self._reply(text.removeprefix("/") if text.startswith("//") else text)
         except NumericalFault:
@@ -157,7 +167,7 @@ class _Chat:
         """Asks, or asks again without `text`, and shows the answer."""
         dialogue, arguments = self._dialogue, self._arguments
 
-        def begin(progress: Progress) -> Iterator[Event]:
+        def begin(progress: Progress) -> Events:
             limit, sampler = arguments.max_tokens, self._sampler
             if text is None:
                 return dialogue.retry(max_tokens=limit, sampler=sampler, progress=progress)
@@ -172,7 +182,7 @@ class _Chat:
         conversation = self._dialogue.conversation
         if text:
             conversation.system = None if text == "-" else text
-        self._console.note(f"system: {conversation.system or '(none)'}")
+        self._console.note(f"system: {printable(conversation.system or '(none)')}")
 
     def _think(self, word: str) -> None:
         if word:
@@ -192,8 +202,9 @@ class _Chat:
         text = self._dialogue.undo()
         if text is None:
             raise InputError("expected a turn to take back, found none", hint="say something first")
-        first_line = text.strip().splitlines()[0]
-        self._console.note(f"(taken back: {first_line[:60]}{'...' if first_line != text else ''})")
+        words = " ".join(text.split())
+        shown = words if len(words) <= 60 else f"{words[:57]}..."
+        self._console.note(f"(taken back: {printable(shown)})")
 
     def _reset(self, _: str) -> None:
         self._dialogue.reset()
@@ -207,15 +218,16 @@ class _Chat:
     def _load(self, file: str) -> None:
         self._dialogue.load(_path(file))
         turns = self._dialogue.conversation.turn_count
-        self._console.note(f"(loaded {turns} turns, {self._dialogue.position} ids)")
+        self._console.note(f"(loaded {_turns(turns)}, {self._dialogue.position} ids)")
 
     def _stats(self) -> None:
         report, dialogue = self._model.report(), self._dialogue
         read = report["io"]["trunk_bytes_read"] + report["io"]["expert_bytes_read"]
         turns = dialogue.conversation.turn_count
         self._console.note(
-            f"{turns} turns, {dialogue.position} of {self._arguments.context} ids; last answer "
-            f"{dialogue.reply_tokens} tokens; read {format_size(read)}, peak memory "
+            f"{_turns(turns)}, {dialogue.position} of {self._arguments.context} ids; last answer "
+            f"{dialogue.reply_tokens} tokens\n"
+            f"read {format_size(read)} of weights, peak memory "
             f"{format_size(report['memory']['peak_rss_bytes'])}"
         )
         self._console.note(self._manner())
@@ -235,6 +247,10 @@ class _Chat:
 
     def _quit(self, _: str) -> None:
         raise _Leave
+
+
+def _turns(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
 
 
 def _path(file: str) -> Path:

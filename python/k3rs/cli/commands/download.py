@@ -1,0 +1,73 @@
+"""`k3rs download`: a repository of the hub as a directory."""
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from k3rs.cli.console import Console
+from k3rs.cli.transfer_progress import file_progress
+from k3rs.exceptions import K3Error
+from k3rs.hub.checkpoint_part import CheckpointPart, parse_layers
+from k3rs.hub.download import DEFAULT_REPO, Downloaded, download
+from k3rs.hub.manifest import MANIFEST_FILE
+from k3rs.sizes import format_size
+
+__all__ = ["run"]
+
+_SHOWN_DIGITS = 12
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Fetches what is missing, then says what the directory holds."""
+    repo = arguments.repo or DEFAULT_REPO
+    layers = None if arguments.only_layers is None else parse_layers(arguments.only_layers)
+    part = CheckpointPart(weights=not arguments.no_weights, layers=layers)
+    try:
+        with file_progress(console) as progress:
+            done = download(
+                repo,
+                arguments.directory,
+                revision=arguments.revision,
+                part=part,
+                retries=arguments.retries,
+                progress=progress,
+            )
+    except K3Error:
+        raise
+    except (KeyboardInterrupt, OSError):  # the disk may be full, for one
+        console.note("what has arrived stays: the same command continues from there")
+        raise
+    facts = _facts(done, arguments.directory)
+    if arguments.json:
+        console.facts(facts)
+        return
+    console.answer("".join(f"{line}\n" for line in _lines(facts)))
+    if part == CheckpointPart():
+        console.answer(f"next: k3rs plan {shlex.quote(arguments.directory)}\n")
+
+
+def _facts(done: Downloaded, directory: str) -> dict[str, Any]:
+    manifest = done.manifest
+    return {
+        "repo": manifest.repo,
+        "revision": manifest.revision,
+        "directory": directory,
+        "manifest": str(Path(directory) / MANIFEST_FILE),
+        "files": len(manifest.files),
+        "bytes": manifest.size_bytes,
+        "fetched_files": done.fetched_files,
+        "fetched_bytes": done.fetched_bytes,
+    }
+
+
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{facts['repo']} at {facts['revision'][:_SHOWN_DIGITS]}: {facts['files']:,} files, "
+        f"{format_size(facts['bytes'])}, every hash as listed"
+    )
+    yield (
+        f"fetched now: {facts['fetched_files']:,} files, {format_size(facts['fetched_bytes'])} "
+        "over the network"
+    )

@@ -1,0 +1,101 @@
+"""Hashes of many large files at the speed of the disk."""
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from k3rs.hub.file_progress import FileProgress
+from k3rs.hub.hash_record import HashRecord
+from k3rs.hub.manifest import HashKind, ListedFile
+from k3rs.worker_threads import for_each
+
+__all__ = ["Target", "hash_files"]
+
+Target = tuple[str, int, HashKind]
+"""A file of a directory: its name there, its size in bytes, and the hash that is wanted."""
+
+_BLOCK_BYTES = 4 << 20
+_THREADS_MIN = 2
+_THREADS_MAX = 8
+
+
+def targets(files: Sequence[ListedFile]) -> list[Target]:
+    """What to hash to compare `files` with what is listed."""
+    return [(file.path, file.size_bytes, file.hash_kind) for file in files]
+
+
+def hash_files(
+    directory: Path,
+    wanted: Sequence[Target],
+    *,
+    record: HashRecord,
+    progress: FileProgress,
+    found: Callable[[str, str | OSError], None],
+) -> int:
+    """Calls `found` with the name and the hash of every file, or the error of reading it.
+
+    What `record` knows is not read again, and what is hashed is added to it. The largest come
+    first, so that no thread is left alone with one at the end. Each thread, one a CPU and
+    two to eight, has a block of 4 MiB. What was read does not stay in the page cache, which is
+    there for the model. Returns how many bytes were read.
+    """
+    waiting: list[Target] = []
+    for path, size_bytes, kind in wanted:
+        known = record.find(path, kind)
+        if known is None:
+            waiting.append((path, size_bytes, kind))
+        else:
+            found(path, known)
+    waiting.sort(key=lambda target: -target[1])
+    total = sum(size_bytes for _, size_bytes, _ in wanted)
+    unread = sum(size_bytes for _, size_bytes, _ in waiting)
+    if waiting:
+        progress.begin("checking", len(waiting), total, total - unread)
+    stop = threading.Event()
+
+    def work(target: Target) -> None:
+        path, size_bytes, kind = target
+        progress.start(path, size_bytes, 0)
+        try:
+            outcome = _hash(directory / path, target, stop, progress)
+        except OSError as error:
+            progress.abandon(path)
+            found(path, error)
+            return
+        if outcome is not None:
+            record.add(path, kind, outcome)
+            progress.finish(path)
+            found(path, outcome)
+
+    try:
+        thread_count = min(max(os.cpu_count() or 1, _THREADS_MIN), _THREADS_MAX)
+        for_each(waiting, work, thread_count, stop)
+    finally:
+        record.save()
+    return unread
+
+
+def _hash(file: Path, target: Target, stop: threading.Event, progress: FileProgress) -> str | None:
+    """The hash of a file; `None` when stopped."""
+    path, size_bytes, kind = target
+    hasher = kind.hasher(size_bytes)
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # only advice
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        with mmap.mmap(-1, _BLOCK_BYTES) as block, memoryview(block) as view:
+            offset = 0
+            while count := os.preadv(descriptor, [view], offset):
+                hasher.update(view[:count])
+                with suppress(OSError):
+                    os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
+                offset += count
+                progress.advance(path, count)
+                if stop.is_set():
+                    return None
+    finally:
+        os.close(descriptor)
+    return hasher.hexdigest()
