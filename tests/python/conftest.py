@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_edit import copy_checkpoint
+from forking_runner import ForkingRunner
 from harness import TINY_K3, Completed, Prompt, RunK3rs, run_python
+from hub_client import REPO, Client, checkpoint, hub_and_runner, place_without_waits
+from hub_server import HubServer, Repository
 
 import k3rs
 
@@ -58,3 +61,28 @@ def without_tokenizer(model_path: Path, tmp_path: Path) -> Path:
         if source.name not in ("tiktoken.model", "tokenizer_config.json"):
             (directory / source.name).symlink_to(source)
     return directory
+
+
+@pytest.fixture(scope="session")
+def hub_services(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[HubServer, ForkingRunner]]:
+    """A hub on this machine, and runs of the command that know no other one."""
+    with hub_and_runner(tmp_path_factory.mktemp("no login")) as both:
+        yield both
+
+
+@pytest.fixture
+def hub(hub_services: tuple[HubServer, ForkingRunner]) -> HubServer:
+    """The hub with one repository."""
+    hub = hub_services[0]
+    hub.reset()
+    hub.repositories[REPO] = Repository(checkpoint())
+    return hub
+
+
+@pytest.fixture
+def client(hub_services: tuple[HubServer, ForkingRunner]) -> Iterator[Client]:
+    """Downloads into a directory of their own."""
+    with place_without_waits() as place:
+        yield Client(hub_services[1], place)

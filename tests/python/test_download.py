@@ -6,11 +6,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from forking_runner import ForkingRunner
 from hub_client import (
     COMMIT,
     EMBEDDING_SHARD,
@@ -21,37 +19,12 @@ from hub_client import (
     Client,
     assert_refused,
     checkpoint,
-    hub_and_runner,
     layer_shard,
-    place_without_waits,
 )
 from hub_server import HubServer, Repository
 
 OTHER_COMMIT = "c" * 40
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def services(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[HubServer, ForkingRunner]]:
-    with hub_and_runner(tmp_path_factory.mktemp("no login")) as both:
-        yield both
-
-
-@pytest.fixture
-def hub(services: tuple[HubServer, ForkingRunner]) -> HubServer:
-    """A hub with the repository."""
-    hub = services[0]
-    hub.reset()
-    hub.repositories[REPO] = Repository(checkpoint())
-    return hub
-
-
-@pytest.fixture
-def client(services: tuple[HubServer, ForkingRunner]) -> Iterator[Client]:
-    with place_without_waits() as place:
-        yield Client(services[1], place)
 
 
 # What is fetched

@@ -12,7 +12,6 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
-from forking_runner import ForkingRunner
 from harness import RunK3rs
 from hub_client import (
     EMBEDDING_SHARD,
@@ -23,38 +22,13 @@ from hub_client import (
     Client,
     assert_refused,
     checkpoint,
-    hub_and_runner,
     layer_shard,
-    place_without_waits,
 )
-from hub_server import SIGNATURE, Fault, HubServer, Repository
+from hub_server import SIGNATURE, Fault, HubServer
 
 OTHER = "hf_of_somebody_else"
 HIDDEN = "hf_that_nobody_may_see"
 SHARDS = [*(layer_shard(layer) for layer in range(3)), EMBEDDING_SHARD, IMAGE_SHARD]
-
-
-@pytest.fixture(scope="module")
-def services(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[HubServer, ForkingRunner]]:
-    with hub_and_runner(tmp_path_factory.mktemp("no login")) as both:
-        yield both
-
-
-@pytest.fixture
-def hub(services: tuple[HubServer, ForkingRunner]) -> HubServer:
-    """A hub with the repository."""
-    hub = services[0]
-    hub.reset()
-    hub.repositories[REPO] = Repository(checkpoint())
-    return hub
-
-
-@pytest.fixture
-def client(services: tuple[HubServer, ForkingRunner]) -> Iterator[Client]:
-    with place_without_waits() as place:
-        yield Client(services[1], place)
 
 
 # What breaks and is continued

@@ -5,17 +5,14 @@ What a continued pack leaves is, byte for byte, what an uninterrupted one would 
 
 import json
 import os
-import pty
 import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from packed_trunks import (
     file_digest,
     flip_bit,
 )
+from terminal import ERASED_LINE, drawn_lines, watch
 
 import k3rs
 
@@ -308,41 +306,20 @@ def test_a_read_only_target_is_an_error_with_a_hint(model_path: Path, tmp_path: 
 
 
 def test_progress_at_a_terminal(large_path: Path, tmp_path: Path) -> None:
-    shown = watch(tmp_path, "pack", large_path, "trunk")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
+    status, shown = watch(tmp_path, "pack", large_path, "trunk")
+    assert status == 0
+    lines = drawn_lines(shown)
     assert all(len(line) <= 80 for line in lines)
     assert any(re.search(r"^packing .* \d+%", line) for line in lines)
     # The bar is gone at the end.
-    left = shown.rsplit("\x1b[2K", 1)[1].splitlines()
+    left = shown.rsplit(ERASED_LINE, 1)[1].splitlines()
     assert [line for line in left if line] == [
         "90 matrices, 151 MB",
         "use it with --trunk trunk",
     ]
-    shown = watch(tmp_path, "pack", large_path, "trunk", "--check")
-    assert shown.rsplit("\x1b[2K", 1)[1].strip() == "the trunk is that of the model to the byte"
-
-
-def watch(place: Path, *arguments: str | Path) -> str:
-    """All that the command, run in `place`, writes to a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "k3rs", *map(str, arguments)],
-        cwd=place,
-        env=command_environment(TERM="xterm"),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    written = b""
-    with suppress(OSError):  # how a terminal says that nobody writes to it any more
-        while piece := os.read(ours, 1 << 16):
-            written += piece
-    os.close(ours)
-    assert process.wait(TIME_LIMIT_S) == 0
-    return written.decode().replace("\r\n", "\n")
+    status, shown = watch(tmp_path, "pack", large_path, "trunk", "--check")
+    assert status == 0
+    assert shown.rsplit(ERASED_LINE, 1)[1].strip() == "the trunk is that of the model to the byte"
 
 
 def test_check_finds_one_flipped_bit_and_says_where(

@@ -19,6 +19,7 @@ from harness import (
     RunK3rs,
     command_environment,
     file_names,
+    interrupt_generation,
     joined,
     smallest_budget,
 )
@@ -413,28 +414,16 @@ def test_a_state_is_checked_before_the_model_is_opened(
 
 def test_ctrl_c_ends_the_token_and_saves(model_path: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "k3rs", "generate", model_path, "--ids", "3,4,5"),
-            *("-n", "1000000", "--ignore-stop", "--save-state", state),
-        ],
-        env=command_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
+    done = interrupt_generation(
+        tmp_path, model_path, "--ids", "3,4,5", "-n", "1000000", "--save-state", state
     )
-    assert process.stdout is not None
-    begin = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    rest, stderr = process.communicate(timeout=TIME_LIMIT_S)
-    assert process.returncode == 130, stderr
+    assert done.status == 130, done.stderr
     with k3rs.Model.open(model_path, memory="1GB", threads=1) as model:
         session = model.load_session(state)
         assert model.tokenizer is not None
         assert session.ids[:3] == [3, 4, 5]
         assert len(session.pending) == 1
-        shown = (begin + rest).decode().removesuffix("\n")
-        assert model.tokenizer.decode(session.ids[3:]) == shown
+        assert model.tokenizer.decode(session.ids[3:]) + "\n" == done.stdout
 
 
 def test_ids_to_compute_must_be_of_the_vocabulary(model: k3rs.Model) -> None:

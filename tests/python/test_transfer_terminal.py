@@ -1,20 +1,15 @@
 """What a person at a terminal of 80 columns sees of `k3rs download` and `k3rs verify`."""
 
 import os
-import pty
 import re
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import TIME_LIMIT_S, command_environment
 from hub_client import COMMIT, REPO, checkpoint
 from hub_server import Fault, HubServer, Repository
+from terminal import ERASED_LINE, drawn_lines, watch
 
-ERASED_LINE = "\x1b[2K"
 LONG_NAME = "a directory/with a name that is too long to be shown whole [100%].safetensors"
 
 
@@ -26,43 +21,16 @@ def hub() -> Iterator[HubServer]:
     hub.close()
 
 
-def watch(hub: HubServer, place: Path, *arguments: str | Path) -> tuple[int, str]:
-    """The status of the command, and all that it wrote to its terminal."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "k3rs", *map(str, arguments)],
-        cwd=place,
-        env=command_environment(
-            TERM="xterm",
-            HF_ENDPOINT=hub.url,
-            HF_HOME=str(place),
-            XDG_CACHE_HOME=str(place / "cache"),
-            NO_PROXY="127.0.0.1",
-        ),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+def watch_transfer(hub: HubServer, place: Path, *arguments: str | Path) -> tuple[int, str]:
+    """`watch` with `hub` as the only one that is known."""
+    return watch(
+        place,
+        *arguments,
+        HF_ENDPOINT=hub.url,
+        HF_HOME=str(place),
+        XDG_CACHE_HOME=str(place / "cache"),
+        NO_PROXY="127.0.0.1",
     )
-    os.close(theirs)
-    written = b""
-    while piece := _read(ours):
-        written += piece
-    os.close(ours)
-    return process.wait(TIME_LIMIT_S), written.decode().replace("\r\n", "\n")
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # how a terminal says that nobody writes to it any more
-        return b""
-
-
-def drawn_lines(shown: str) -> list[str]:
-    """All lines that were ever drawn, without colours and movements."""
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    return [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
 def test_a_download_shows_every_file_all_of_them_and_the_time_to_go(
@@ -70,7 +38,7 @@ def test_a_download_shows_every_file_all_of_them_and_the_time_to_go(
 ) -> None:
     hub.bytes_per_s = 200_000
     hub.faults[LONG_NAME] = [Fault(cut_after=100_000)]
-    status, shown = watch(hub, tmp_path, "download", REPO, "model")
+    status, shown = watch_transfer(hub, tmp_path, "download", REPO, "model")
     assert status == 0, shown
     lines = drawn_lines(shown)
     # A full line would wrap at the ^C that a terminal echoes behind it.
@@ -92,9 +60,9 @@ def test_a_check_shows_the_same_and_then_the_answer(hub: HubServer, tmp_path: Pa
     for name in ("a", "b"):
         with (model / name).open("wb") as file:
             file.truncate(500 << 20)
-    assert watch(hub, tmp_path, "verify", "model", "--write-manifest", "manifest")[0] == 0
+    assert watch_transfer(hub, tmp_path, "verify", "model", "--write-manifest", "manifest")[0] == 0
     os.truncate(model / "b", 5)
-    status, shown = watch(hub, tmp_path, "verify", "model", "--manifest", "manifest")
+    status, shown = watch_transfer(hub, tmp_path, "verify", "model", "--manifest", "manifest")
     assert status == 1
     lines = drawn_lines(shown)
     problem = "`b`: expected 524,288,000 bytes, found 5 bytes"
@@ -107,7 +75,9 @@ def test_a_check_shows_the_same_and_then_the_answer(hub: HubServer, tmp_path: Pa
 
 
 def test_quiet_is_the_answer_alone(hub: HubServer, tmp_path: Path) -> None:
-    status, shown = watch(hub, tmp_path, "download", REPO, "model", "--no-weights", "--quiet")
+    status, shown = watch_transfer(
+        hub, tmp_path, "download", REPO, "model", "--no-weights", "--quiet"
+    )
     assert status == 0
     assert shown.startswith(f"{REPO} at {COMMIT[:12]}: 5 files, ")
     assert "\x1b" not in shown

@@ -8,14 +8,14 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forking_runner import ForkingRunner, Running
 from harness import Completed, file_names
-from hub_client import COMMIT, MANIFEST, REPO, Client, checkpoint, hub_and_runner, layer_shard
+from hub_client import COMMIT, MANIFEST, REPO, Client, checkpoint, layer_shard
 from hub_server import HubServer, Repository
 
 from k3rs.hub.release import RELEASED_SHARD_BYTES
@@ -23,14 +23,6 @@ from k3rs.hub.release import RELEASED_SHARD_BYTES
 SHARD = layer_shard(1)
 KILLS = 20
 MB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def services(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[HubServer, ForkingRunner]]:
-    with hub_and_runner(tmp_path_factory.mktemp("no login")) as both:
-        yield both
 
 
 class Verifier:
@@ -50,9 +42,9 @@ class Verifier:
 
 
 @pytest.fixture
-def verifier(services: tuple[HubServer, ForkingRunner], tmp_path: Path) -> Verifier:
+def verifier(hub_services: tuple[HubServer, ForkingRunner], tmp_path: Path) -> Verifier:
     """One with the files of a checkpoint."""
-    verifier = Verifier(services[1], tmp_path)
+    verifier = Verifier(hub_services[1], tmp_path)
     for path, content in checkpoint().items():
         file = verifier.model / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -212,9 +204,9 @@ def test_reading_leaves_the_page_cache_to_others(verifier: Verifier, manifest: P
 
 
 def test_a_download_leaves_what_to_compare_with_and_repairs(
-    services: tuple[HubServer, ForkingRunner], tmp_path: Path
+    hub_services: tuple[HubServer, ForkingRunner], tmp_path: Path
 ) -> None:
-    hub, runner = services
+    hub, runner = hub_services
     hub.reset()
     hub.repositories[REPO] = Repository(checkpoint())
     client = Client(runner, tmp_path)
@@ -234,9 +226,9 @@ def test_a_download_leaves_what_to_compare_with_and_repairs(
 
 
 def test_the_list_of_the_hub_is_compared_with(
-    services: tuple[HubServer, ForkingRunner], verifier: Verifier
+    hub_services: tuple[HubServer, ForkingRunner], verifier: Verifier
 ) -> None:
-    hub = services[0]
+    hub = hub_services[0]
     hub.reset()
     repository = Repository(checkpoint(), branches={"main": COMMIT, "v1": "e" * 40})
     hub.repositories[REPO] = repository

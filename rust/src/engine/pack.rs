@@ -23,7 +23,7 @@ use crate::format::catalog::{Catalog, TensorEntry};
 use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::{Extent, FileId};
 use crate::io::file::{Access, WeightFile};
-use crate::io::output_file::{OutputFile, failure, free_bytes};
+use crate::io::output_file::{OutputFile, failure, require_room};
 use crate::io::threads::compute_pool;
 use crate::model::binding::bind;
 use crate::storage::memory_plan::TILE_BYTES;
@@ -111,7 +111,9 @@ impl Packing {
             Record::remove(&self.directory);
             return Ok(PackFacts { matrices, file_bytes, resumed_bytes: file_bytes });
         }
-        self.check_room(&partial, file_bytes)?;
+        let there = fs::metadata(&partial).map_or(0, |facts| facts.blocks() * 512);
+        let needed = file_bytes.saturating_sub(there);
+        require_room(&self.directory, needed, "choose a larger disk, or make room")?;
         fs::create_dir_all(&self.directory).map_err(made)?;
         let output = OutputFile::open(partial.clone(), true, FULL_HINT)?;
         self.lock(&output)?;
@@ -202,26 +204,6 @@ impl Packing {
         hash.update(blank);
         self.files.iter().for_each(|file| hash.update(file.version().as_bytes()));
         hash.digest128()
-    }
-
-    /// Nothing is written if it would not fit.
-    fn check_room(&self, partial: &Path, file_bytes: u64) -> Result<()> {
-        let there = fs::metadata(partial).map_or(0, |facts| facts.blocks() * 512);
-        let needed = file_bytes.saturating_sub(there);
-        let Some(existing) = self.directory.ancestors().find(|parent| parent.exists()) else {
-            return Ok(());
-        };
-        let free = free_bytes(existing)?;
-        if free >= needed {
-            return Ok(());
-        }
-        Err(Error::Checkpoint {
-            path: self.directory.clone(),
-            tensor: None,
-            expected: format!("{needed} bytes of free space"),
-            found: format!("{free}, so {} are missing", needed - free),
-            hint: "choose a larger disk, or make room".into(),
-        })
     }
 
     /// Makes sure that a piece is written; its hash, and how many of its bytes

@@ -104,11 +104,29 @@ impl OutputFile {
     }
 }
 
-/// Bytes that an ordinary user may still write to the file system of `path`.
+/// Refuses to begin what would not fit: `needed` bytes on the file system of
+/// `directory`, which need not exist yet.
 ///
 /// # Errors
-/// [`Error::Io`].
-pub fn free_bytes(path: &Path) -> Result<u64> {
+/// [`Error::Checkpoint`] with `hint`, [`Error::Io`].
+pub fn require_room(directory: &Path, needed: u64, hint: &str) -> Result<()> {
+    // A relative path ends in the empty one, which stands for where we are.
+    let existing = directory.ancestors().find(|parent| parent.exists());
+    let free = free_bytes(existing.unwrap_or(Path::new(".")))?;
+    if free >= needed {
+        return Ok(());
+    }
+    Err(Error::Checkpoint {
+        path: directory.to_owned(),
+        tensor: None,
+        expected: format!("{needed} bytes of free space"),
+        found: format!("{free}, so {} are missing", needed - free),
+        hint: hint.to_owned(),
+    })
+}
+
+/// Bytes that an ordinary user may still write to the file system of `path`.
+fn free_bytes(path: &Path) -> Result<u64> {
     let facts =
         rustix::fs::statvfs(path).map_err(|source| Error::io("measure", path, source.into()))?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))

@@ -20,13 +20,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::error::{Error, Result};
-use crate::io::output_file::free_bytes;
+use crate::error::Result;
+use crate::io::output_file::require_room;
 use crate::io::threads::compute_pool;
 use config_document::ConfigDocument;
 use layout::Layout;
 use new_file::{NewFile, piece_count};
 use target::{Target, refuse_used};
+
+const ROOM_HINT: &str = "make room, or write less with fewer layers or experts; a sparse checkpoint \
+                         needs room for its headers and its index only";
 
 /// Called after each step; an error, such as [`Error::Cancelled`], ends the work.
 pub type StepDone<'s> = dyn Fn() -> Result<()> + Sync + 's;
@@ -159,7 +162,9 @@ impl Synthesis {
     pub fn write(&self, step_done: &StepDone<'_>) -> Result<u64> {
         let threads = compute_pool(self.threads)?;
         let mut target = Target::create(&self.directory)?;
-        self.check_room(free_bytes(&self.directory)?)?;
+        let data = if self.facts.sparse { 0 } else { self.facts.tensor_bytes };
+        // Headers and index take about the same room.
+        require_room(&self.directory, data + 2 * self.header_bytes, ROOM_HINT)?;
         for number in 0..self.layout.shard_count() {
             let shard = self.layout.shard(number);
             target.file(&self.layout.shard_name(number), |file| {
@@ -177,24 +182,6 @@ impl Synthesis {
         let disk_bytes = target.disk_bytes();
         target.finish();
         Ok(disk_bytes)
-    }
-
-    /// Headers and index take about the same room.
-    fn check_room(&self, free: u64) -> Result<()> {
-        let data = if self.facts.sparse { 0 } else { self.facts.tensor_bytes };
-        let needed = data + 2 * self.header_bytes;
-        if free >= needed {
-            return Ok(());
-        }
-        Err(Error::Checkpoint {
-            path: self.directory.clone(),
-            tensor: None,
-            expected: format!("{needed} bytes of free space"),
-            found: format!("{free}, so {} are missing", needed - free),
-            hint: "make room, or write less with fewer layers or experts; a sparse checkpoint \
-                   needs room for its headers and its index only"
-                .into(),
-        })
     }
 
     fn write_index(&self, file: &NewFile) -> Result<()> {
