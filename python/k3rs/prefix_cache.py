@@ -17,12 +17,14 @@ from pathlib import Path
 from k3rs.closing import Closing
 from k3rs.exceptions import SessionError, SessionFileError
 from k3rs.model import Model
+from k3rs.saved_session import SavedSession
 from k3rs.session import Session
+from k3rs.user_directories import cache_directory
 
 __all__ = ["PrefixCache"]
 
 CHECKPOINTS_MAX = 8
-"""Files kept; at the released size each takes about half a gigabyte."""
+"""Files kept; at the released size each takes 0.47 GB, and 55 kB a position."""
 
 _PREFIX = "prefixes-"
 
@@ -44,11 +46,22 @@ class PrefixCache(Closing):
     def __init__(self, model: Model, directory: str | os.PathLike[str] | None = None) -> None:
         """Checkpoints go into a new directory within `directory`, removed by `close`.
 
-        Without it into `k3rs` of the user's cache directory (XDG Base Directory
-        Specification). Raises `OSError` if it cannot be made.
+        Without it into the user's cache directory. Where that cannot be made there are no
+        checkpoints: `keep` says why.
         """
         self._model = model
-        parent = _user_cache() if directory is None else Path(directory)
+        self._directory: Path | None = None
+        self._lock: int | None = None
+        self._why_not = ""
+        try:
+            self._make(cache_directory() if directory is None else Path(directory))
+        except OSError as error:
+            self._why_not = f"{error.filename or directory}: {error.strerror or error}"
+        self._checkpoints: list[_Checkpoint] = []
+        self._saved_count = 0
+        self._session: Session | None = None
+
+    def _make(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         # So that no other process takes the new directory for an abandoned one.
         making = _locked(parent, fcntl.LOCK_EX)
@@ -59,17 +72,15 @@ class PrefixCache(Closing):
                     os.close(_locked(abandoned))
                     shutil.rmtree(abandoned)
             self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock: int | None = _locked(self._directory)
+            self._lock = _locked(self._directory)
         finally:
             os.close(making)
-        self._checkpoints: list[_Checkpoint] = []
-        self._saved_count = 0
-        self._session: Session | None = None
 
     def close(self) -> None:
         """Removes the checkpoints."""
         self._checkpoints.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -114,11 +125,26 @@ class PrefixCache(Closing):
         self._session = session
         return session
 
+    def forget(self, ids: Sequence[int]) -> None:
+        """Removes the checkpoint of exactly `ids`, if there is one: room for others."""
+        for each in [each for each in self._checkpoints if each.ids == list(ids)]:
+            each.file.unlink(missing_ok=True)
+            self._checkpoints.remove(each)
+
     def load(self, file: str | os.PathLike[str]) -> None:
         """Goes on with a session that was saved elsewhere.
 
         Raises `SessionFileError`, as `Model.load_session` does.
         """
+        label = SavedSession.read(file)
+        own = self._model.facts["model"]["fingerprint"]
+        if label.fingerprint != own:
+            # Before the present session is let go of.
+            raise SessionFileError(
+                f"{os.fspath(file)}: expected a session of the model {own}, found one of "
+                f"{label.fingerprint}",
+                hint="open the model that it was saved from",
+            )
         with suppress(SessionFileError):
             self.keep()
         self._session = None
@@ -134,6 +160,11 @@ class PrefixCache(Closing):
             return
         if any(each.ids == known for each in self._checkpoints):
             return
+        if self._directory is None:
+            raise SessionFileError(
+                f"there is no directory for checkpoints: {self._why_not}",
+                hint="set XDG_CACHE_HOME to a directory that can be written to",
+            )
         pending = self._session.pending
         self._session.discard_pending()
         file = self._directory / f"{self._saved_count}.session"
@@ -158,11 +189,6 @@ class PrefixCache(Closing):
 
 def _starts_with(ids: list[int], beginning: list[int]) -> bool:
     return ids[: len(beginning)] == beginning
-
-
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "k3rs")
 
 
 def _locked(directory: Path, kind: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> int:

@@ -170,8 +170,15 @@ class Session:
         that an earlier one survives a failure.
 
         Raises `SessionFileError` if the file cannot be written, `SessionError` after
-        an interrupted call.
+        an interrupted call, `InputError` for a note that is not text.
         """
+        try:
+            note.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                "expected a note of text, found half a surrogate pair in it",
+                hint="text that was decoded wrongly cannot be stored",
+            ) from None
         self._core.save(os.fspath(file), self._pending, note)
 
     def reset(self) -> None:

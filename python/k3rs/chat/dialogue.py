@@ -45,7 +45,7 @@ class Dialogue(Closing):
 
         For `cache_directory` see `PrefixCache`. Raises `InputError` if the model has no
         tokenizer or `thinking` is not one of `chat.THINKING`, `ConfigError` if the
-        vocabulary is not one of Kimi K3, `OSError` if the cache cannot be made.
+        vocabulary is not one of Kimi K3.
         """
         if model.tokenizer is None:
             raise InputError(
@@ -67,11 +67,14 @@ class Dialogue(Closing):
         self.reply_tokens = 0
         """How many ids the model wrote for it."""
         self._is_stopped = False
+        self._open: Generator[Event, None, None] | None = None
+        self._last_prompt: list[int] = []
         self.keep_error: SessionFileError | None = None
         """Why the model's memory could not be kept for going back, if it could not."""
 
     def close(self) -> None:
         """Removes what was kept on disk for going back."""
+        self._end_reply()
         self._cache.close()
 
     @property
@@ -96,6 +99,7 @@ class Dialogue(Closing):
         Raises `InputError` if the context has no room left or `text` has no ids, and while
         iterating what `Model.generate` raises.
         """
+        self._end_reply()
         asked = self.conversation.copy()
         asked.ask(text)
         return self._answer(asked, max_tokens, sampler, progress)
@@ -111,6 +115,7 @@ class Dialogue(Closing):
 
         Raises `InputError` if there is none.
         """
+        self._end_reply()
         asked = self.conversation.copy()
         last = asked.take_back()
         if last is None or last["role"] != "assistant":
@@ -123,6 +128,7 @@ class Dialogue(Closing):
 
     def undo(self) -> str | None:
         """Takes the last turn back; what the user said, or `None` if there is no turn."""
+        self._end_reply()
         while (message := self.conversation.take_back()) is not None:
             if message["role"] == "user":
                 return str(message["content"])
@@ -130,25 +136,36 @@ class Dialogue(Closing):
 
     def reset(self) -> None:
         """Forgets what was said, but not the system's message."""
+        self._end_reply()
         while self.conversation.take_back() is not None:
             pass
         self.reply = None
 
-    def save(self, file: str | os.PathLike[str]) -> None:
+    def save(self, file: str | os.PathLike[str]) -> int:
         """Writes conversation and memory to `file`; see `Session.save`.
+
+        Returns how many ids a model that loads it will have to read again: more than the
+        few that end a message only after a change of what was said before.
 
         Raises `SessionFileError`.
         """
+        self._end_reply()
+        self._keep()
         session = self._cache.session(self.conversation.history())
         session.save(file, note=self.conversation.to_json())
+        return len(session.pending)
 
     def load(self, file: str | os.PathLike[str]) -> None:
         """Goes on with a conversation that `save` wrote.
 
         Raises `SessionFileError`, as `Model.load_session` does, and `InputError` if the
-        file holds no conversation; the present one then goes on.
+        file holds no conversation or a longer one than there is room for; the present one
+        then goes on.
         """
+        self._end_reply()
         label = SavedSession.read(file)
+        if self._context is not None and label.position >= self._context:
+            raise self._too_long(label.position)
         conversation = Conversation.from_json(label.note, self._tokenizer)
         self._cache.load(file)
         self.conversation = conversation
@@ -166,7 +183,14 @@ class Dialogue(Closing):
         self.prompt_seconds = 0.0
         self._is_stopped = False
         limit = self._limit(len(asked.prompt()), max_tokens)
-        return self._events(asked, limit, sampler, progress)
+        self._open = self._events(asked, limit, sampler, progress)
+        return self._open
+
+    def _end_reply(self) -> None:
+        """Ends a reply that nobody takes any more: one session serves all turns."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
     def _events(
         self,
@@ -178,9 +202,13 @@ class Dialogue(Closing):
         parser = asked.parser()
         is_over = False
         try:
-            session = self._cache.session(asked.prompt())
+            prompt = asked.prompt()
+            session = self._cache.session(prompt)
             self.prompt_tokens = len(session.pending)
-            self._keep()
+            if self._keep():
+                # The end of the last turn serves where its beginning would.
+                self._cache.forget(self._last_prompt)
+            self._last_prompt = prompt
             started = time.perf_counter()
             session.forward((), progress=progress)
             self.prompt_seconds = time.perf_counter() - started
@@ -208,13 +236,15 @@ class Dialogue(Closing):
         asked.answer(parser)
         self.conversation = asked
 
-    def _keep(self) -> None:
+    def _keep(self) -> bool:
         try:
             self._cache.keep()
-            self.keep_error = None
         except SessionFileError as error:
             # Going back will cost the reading again, and nothing else.
             self.keep_error = error
+            return False
+        self.keep_error = None
+        return True
 
     def _limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         if max_tokens is not None and max_tokens < 1:
@@ -226,9 +256,12 @@ class Dialogue(Closing):
             return max_tokens or 2**31
         room = self._context - prompt_tokens
         if room < 1:
-            raise InputError(
-                f"expected a conversation of fewer than {self._context} ids, the context that "
-                f"memory was planned for, found {prompt_tokens}",
-                hint="take something back, begin anew, or plan for a larger context",
-            )
+            raise self._too_long(prompt_tokens)
         return room if max_tokens is None else min(room, max_tokens)
+
+    def _too_long(self, tokens: int) -> InputError:
+        return InputError(
+            f"expected a conversation of fewer than {self._context} ids, the context that "
+            f"memory was planned for, found {tokens}",
+            hint="take something back, begin anew, or plan for a larger context (--context)",
+        )

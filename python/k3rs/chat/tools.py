@@ -145,6 +145,8 @@ def _split_text(text: str) -> dict[str, Argument] | None:
         start = position
         value, position = _DECODER.raw_decode(text, start)
         kind = _kind(value)
+        if _has_half_pair(name) or (kind == "string" and _has_half_pair(value)):
+            return None  # only the text as a whole can be encoded
         members[name] = Argument(
             kind, value if kind == "string" else _respaced(text[start:position])
         )
@@ -162,7 +164,11 @@ def _unescaped(literal: str) -> str:
     """A JSON string without needless escapes."""
     text = _quote(json.loads(literal))
     # Half a surrogate pair has no other form than its escape.
-    return literal if any("\ud800" <= character <= "\udfff" for character in text) else text
+    return literal if _has_half_pair(text) else text
+
+
+def _has_half_pair(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _kind_of_text(text: str) -> str | None:

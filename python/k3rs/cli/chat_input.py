@@ -1,10 +1,9 @@
 """What a person types in a chat: messages of one or several lines."""
 
 import io
-import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import suppress
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
@@ -13,7 +12,9 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-__all__ = ["FENCE", "ChatInput", "chat_input"]
+from k3rs.user_directories import state_directory
+
+__all__ = ["FENCE", "ChatInput", "chat_input", "unfenced"]
 
 FENCE = '"""'
 """A message that begins with it goes on over lines until it comes again."""
@@ -23,12 +24,12 @@ class ChatInput(Protocol):
     """Where messages come from."""
 
     def read(self) -> str | None:
-        """The next message, without fences; `None` at the end. Raises `KeyboardInterrupt`."""
+        """The next message as it was typed; `None` at the end. Raises `KeyboardInterrupt`."""
 
 
 def chat_input(commands: Iterable[str]) -> ChatInput:
     """A line editor at a terminal, which completes `commands`; plain lines from elsewhere."""
-    if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+    if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
         return _Editor(commands)
     return _Lines()
 
@@ -64,7 +65,7 @@ class _Editor:
 
     def read(self) -> str | None:
         try:
-            return _unfenced(self._session.prompt())
+            return self._session.prompt()
         except EOFError:
             return None
 
@@ -83,7 +84,7 @@ class _Lines:
             text += line
             if not _is_open(text):
                 break
-        return _unfenced(text.removesuffix("\n")) if text else None
+        return text.removesuffix("\n") if text else None
 
 
 def _is_open(text: str) -> bool:
@@ -94,21 +95,29 @@ def _is_open(text: str) -> bool:
     )
 
 
-def _unfenced(text: str) -> str:
+def unfenced(text: str) -> str | None:
+    """What stands between the fences of `text`; `None` if it has none."""
     stripped = text.strip()
     if not stripped.startswith(FENCE):
-        return text
+        return None
     return stripped.removeprefix(FENCE).removesuffix(FENCE).strip("\n")
 
 
+class _History(FileHistory):
+    """A history that a full disk only shortens."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
 def _history() -> History:
-    """Kept in the user's state directory (XDG Base Directory Specification), if that works."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    file = Path(base, "k3rs", "chat_history")
+    """Kept in the user's state directory, if that works."""
     try:
+        file = state_directory() / "chat_history"
         file.parent.mkdir(parents=True, exist_ok=True)
         # What was typed is nobody else's business.
         file.touch(mode=0o600)
-        return FileHistory(file)
+        return _History(file)
     except OSError:
         return InMemoryHistory()

@@ -8,19 +8,14 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from k3rs.chat import Dialogue, Event, ToolCall
-from k3rs.cli.console import Console, LayerProgress
+from k3rs.cli.console import Console, LayerProgress, printable
 from k3rs.cli.gentle_interrupt import gentle_interrupt
 from k3rs.session import Progress
 
-__all__ = ["ChatView", "Events", "printable"]
+__all__ = ["ChatView", "Events"]
 
 Events: TypeAlias = Generator[Event, None, None]
 """A reply while it is written."""
-
-# A model may write escape sequences; a terminal would obey them.
-_CONTROL_NAMES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-_CONTROL_NAMES[0x7F] = 0x2421
-_CONTROL_NAMES |= dict.fromkeys(range(128, 160), 65533)
 
 
 class ChatView:
@@ -29,8 +24,7 @@ class ChatView:
     def __init__(self, console: Console, layers: int, *, folded: bool) -> None:
         self._console = console
         self._layers = layers
-        self._at_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._watched = console.is_live and self._at_terminal
+        self._watched = console.is_live and sys.stdout is not None and sys.stdout.isatty()
         self.folded = folded
         """Whether reasoning is only counted, not shown."""
         self._section = ""
@@ -104,8 +98,6 @@ class ChatView:
             self._write("(thought; /reasoning shows it)\n", progress, is_dim=True)
 
     def _write(self, text: str, progress: LayerProgress, *, is_dim: bool = False) -> None:
-        if self._at_terminal:
-            text = printable(text)
         if self._watched:
             progress.append(text, is_dim=is_dim)
         else:
@@ -130,11 +122,6 @@ class ChatView:
             self._console.note(f"({note})")
         if self._watched:
             self._console.remark(f"({_cost(dialogue, started)})")
-
-
-def printable(text: str) -> str:
-    """`text` with signs in the place of what a terminal would obey."""
-    return text.translate(_CONTROL_NAMES)
 
 
 def _cost(dialogue: Dialogue, started: float) -> str:

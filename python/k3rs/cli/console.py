@@ -12,7 +12,17 @@ from rich.console import ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-__all__ = ["Console", "LayerProgress", "print_error"]
+__all__ = ["Console", "LayerProgress", "print_error", "printable"]
+
+# A model may write escape sequences; a terminal would obey them.
+_CONTROL_NAMES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+_CONTROL_NAMES[0x7F] = 0x2421
+_CONTROL_NAMES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """`text` with signs in the place of what a terminal would obey."""
+    return text.translate(_CONTROL_NAMES)
 
 
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
@@ -52,7 +62,10 @@ class LayerProgress:
 
     def describe(self, text: str) -> None:
         """What is being computed from now on."""
-        self._update(completed=0, description=text)
+        if self._bar is not None:
+            # Otherwise the time to go would stay that of a task that was complete once.
+            self._bar.reset(self._task)
+        self._update(description=text)
 
     def _update(self, **changes: Any) -> None:
         if self._bar is not None:
@@ -61,6 +74,7 @@ class LayerProgress:
 
     def append(self, text: str, *, is_dim: bool = False) -> None:
         """More of the answer."""
+        text = printable(text)
         style = "dim" if is_dim else ""
         if self._pieces and self._pieces[-1][1] == style:
             text = self._pieces.pop()[0] + text
@@ -103,7 +117,7 @@ class Console:
     def answer(self, text: str) -> None:
         """A piece of the answer, shown at once."""
         if text:
-            _write(sys.stdout, text)
+            _write(sys.stdout, printable(text) if _is_terminal(sys.stdout) else text)
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Facts for a program: one JSON object."""
@@ -148,7 +162,7 @@ class Console:
                 yield shown
         finally:
             for piece in shown.answer():
-                self.answer(piece)
+                _write(sys.stdout, piece)
 
     @contextmanager
     def step_progress(self, description: str) -> Iterator[Callable[[int, int], None] | None]:

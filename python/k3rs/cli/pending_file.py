@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from k3rs.closing import Closing
 
-__all__ = ["LogitsFile", "PendingFile"]
+__all__ = ["LogitsFile", "PendingFile", "require_place"]
 
 
 class PendingFile(Closing):
@@ -100,3 +101,10 @@ class LogitsFile(PendingFile):
         header: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": shape}
         with self._named_errors():
             npy.write_array_header_1_0(self.file, header)
+
+
+def require_place(path: str) -> None:
+    """Raises `OSError` unless a regular file can be put at `path`, where nothing changes."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise OSError(errno.EINVAL, "something that is no regular file is there", path)
+    PendingFile(path).close()

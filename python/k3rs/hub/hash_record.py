@@ -17,6 +17,7 @@ from typing import Any
 
 from k3rs.hub.manifest import HashKind
 from k3rs.hub.whole_file import write_whole
+from k3rs.user_directories import cache_directory
 
 __all__ = ["HashRecord", "Purpose"]
 
@@ -43,8 +44,9 @@ class HashRecord:
         self._saved_at = 0.0
         self._entries: dict[str, list[Any]] = {}
         self._file: Path | None = None
-        cache = _cache_directory()
-        if cache is not None:
+        # Without a place for it there is no record, which only costs time.
+        with suppress(OSError):
+            cache = cache_directory()
             key = hashlib.sha256(os.fsencode(self._directory)).hexdigest()[:32]
             self._file = cache / f"{purpose}-{key}.json"
             self._load(self._file)
@@ -106,14 +108,3 @@ class HashRecord:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, json.dumps(document).encode())
         self._saved_at = time.monotonic()
-
-
-def _cache_directory() -> Path | None:
-    """Where programs of this user keep what they can do without, by the XDG base directories."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():
-        try:
-            cache = Path.home() / ".cache"
-        except RuntimeError:  # the user has no home
-            return None
-    return cache / "k3rs"

@@ -12,9 +12,9 @@
 
 use std::borrow::Cow;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::{Error, Result};
 use crate::format::config::{AttentionKind, ModelConfig};
 use crate::format::safetensors::HEADER_BYTES_MAX;
+use crate::io::replacement::Replacement;
 use crate::kernels::scalar::CONTRACT;
 use crate::model::state::{AttentionState, ModelState};
 
@@ -126,10 +127,10 @@ pub fn save(
             hint: format!("a safetensors header has at most {HEADER_BYTES_MAX} bytes"),
         });
     }
-    let new = NewFile::create(path)?;
     let failed = |source| unwritten(path, &source);
-    let digest = new.write(&header, text).map_err(failed)?;
-    new.file.write_all_at(digits(digest).as_bytes(), checksum_offset as u64).map_err(failed)?;
+    let new = Replacement::create(path).map_err(failed)?;
+    let digest = write(new.file(), &header, text).map_err(failed)?;
+    new.file().write_all_at(digits(digest).as_bytes(), checksum_offset as u64).map_err(failed)?;
     new.finish().map_err(failed)
 }
 
@@ -377,62 +378,16 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// A file without its final name; removed unless it gets it.
-struct NewFile {
-    file: File,
-    beside: PathBuf,
-    target: PathBuf,
-    is_finished: bool,
-}
-
-impl NewFile {
-    fn create(path: &Path) -> Result<Self> {
-        let failed = |source| unwritten(path, &source);
-        // The file that a link points to is replaced, not the link.
-        let target = match fs::canonicalize(path) {
-            Ok(target) => target,
-            Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
-            Err(error) => return Err(failed(error)),
-        };
-        let is_taken = fs::metadata(&target).is_ok_and(|facts| !facts.is_file());
-        let Some(name) = target.file_name().filter(|_| !is_taken) else {
-            return Err(failed(io::Error::other("it is no regular file")));
-        };
-        let process = std::process::id();
-        let beside = target.with_file_name(format!(".{}.{process}.partial", name.display()));
-        let file = File::create(&beside).map_err(failed)?;
-        Ok(NewFile { file, beside, target, is_finished: false })
-    }
-
-    /// Writes header and data; the hash of both.
-    fn write(&self, header: &[u8], text: &SavedText<'_>) -> io::Result<u128> {
-        let writer = BufWriter::with_capacity(BUFFER_BYTES, &self.file);
-        let mut target = Hashed { inner: writer, hash: Xxh3::new() };
-        target.write_all(header)?;
-        target.write_all(bytemuck::cast_slice(&text.ids))?;
-        target.write_all(bytemuck::cast_slice(&text.logits))?;
-        write_state(&mut target, &text.state)?;
-        target.flush()?;
-        Ok(target.hash.digest128())
-    }
-
-    /// Gives the file its name once the disk has it.
-    fn finish(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        fs::rename(&self.beside, &self.target)?;
-        self.is_finished = true;
-        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-    }
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // The error that led here is the one to report.
-            let _ = fs::remove_file(&self.beside);
-        }
-    }
+/// Writes header and data; the hash of both.
+fn write(file: &File, header: &[u8], text: &SavedText<'_>) -> io::Result<u128> {
+    let writer = BufWriter::with_capacity(BUFFER_BYTES, file);
+    let mut target = Hashed { inner: writer, hash: Xxh3::new() };
+    target.write_all(header)?;
+    target.write_all(bytemuck::cast_slice(&text.ids))?;
+    target.write_all(bytemuck::cast_slice(&text.logits))?;
+    write_state(&mut target, &text.state)?;
+    target.flush()?;
+    Ok(target.hash.digest128())
 }
 
 fn digits(digest: u128) -> String {

@@ -5,6 +5,7 @@ pub mod extent;
 pub mod file;
 pub mod output_file;
 pub mod queue;
+pub mod replacement;
 pub mod sim_queue;
 pub mod thread_queue;
 pub mod threads;

@@ -2,26 +2,32 @@
 
 import argparse
 import contextlib
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import k3rs
 from k3rs.chat import THINKING, Dialogue
 from k3rs.cli.arguments import model_directory, open_model
-from k3rs.cli.chat_input import FENCE, chat_input
-from k3rs.cli.chat_view import ChatView, Events, printable
-from k3rs.cli.console import Console, print_error
-from k3rs.cli.pending_file import PendingFile
+from k3rs.cli.chat_input import FENCE, chat_input, unfenced
+from k3rs.cli.chat_view import ChatView, Events
+from k3rs.cli.console import Console, print_error, printable
+from k3rs.cli.pending_file import require_place
 from k3rs.cli.sampling_arguments import sampler_facts, sampler_from
 from k3rs.exceptions import InputError, K3Error, NumericalFault
 from k3rs.sampling import GREEDY_BELOW
 from k3rs.session import Progress
 from k3rs.sizes import format_size
+from k3rs.user_directories import expanded
 
 __all__ = ["run"]
 
 _DEFAULTS = {"temperature": 1.0, "top_p": 0.95}
 """What the model's makers recommend for conversations."""
+
+_FEW_IDS = 64
+"""What ends a message is less than this."""
 
 _HELP = f"""\
 /help                     this list
@@ -46,7 +52,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     sampler = sampler_from(arguments, _DEFAULTS)
     if arguments.save_state is not None:
         # A path that cannot be written is an error before anything is said.
-        PendingFile(arguments.save_state).close()
+        require_place(arguments.save_state)
     directory = model_directory(arguments.model)
     tokenizer = k3rs.load_tokenizer(directory)
     with (
@@ -67,14 +73,36 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         chat = _Chat(arguments, model, dialogue, sampler, console)
         chat.greet()
         try:
-            chat.talk()
+            with _ended_by_signals():
+                chat.talk()
         finally:
             if arguments.save_state is not None:
-                dialogue.save(arguments.save_state)
+                chat.keep(arguments.save_state)
 
 
 class _Leave(Exception):
     """Somebody wants to leave."""
+
+
+class _Interrupted(Exception):
+    """Somebody wants to leave in the middle of a token."""
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A terminal that is closed, or a request to end, is an interruption: what was said is kept."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Chat:
@@ -130,24 +158,35 @@ class _Chat:
         while True:
             try:
                 text = source.read()
+                if text is None:
+                    return
+                interrupted_before = False
+                self._take(text)
+            except _Leave:
+                return
+            except _Interrupted:
+                raise KeyboardInterrupt from None
             except KeyboardInterrupt:
                 if interrupted_before:
                     raise
                 interrupted_before = True
                 self._console.note("(Ctrl-C again leaves)")
-                continue
-            interrupted_before = False
-            if text is None:
-                return
-            with contextlib.suppress(_Leave):
-                self._take(text)
-                continue
+
+    def keep(self, file: str) -> None:
+        """Saves what was said, if anything was: an earlier conversation is not lost to none."""
+        if self._dialogue.conversation.turn_count == 0:
+            self._console.note(f"(nothing was said: {file} is as it was)")
             return
+        self._save(file)
 
     def _take(self, text: str) -> None:
         """A message or a command. What goes wrong with it does not end the chat."""
         try:
-            if text.startswith("/") and not text.startswith("//"):
+            message = unfenced(text)
+            if message is not None:
+                if message.strip():
+                    self._reply(message)
+            elif text.startswith("/") and not text.startswith("//"):
                 name, *rest = text.split(maxsplit=1)
                 command = self._commands.get(name)
                 if command is None:
@@ -162,6 +201,10 @@ class _Chat:
             raise
         except K3Error as error:
             print_error(str(error), error.hint)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            print_error(f"cannot use `{error.filename or 'a file'}`: {error.strerror or error}")
 
     def _reply(self, text: str | None) -> None:
         """Asks, or asks again without `text`, and shows the answer."""
@@ -173,7 +216,11 @@ class _Chat:
                 return dialogue.retry(max_tokens=limit, sampler=sampler, progress=progress)
             return dialogue.ask(text, max_tokens=limit, sampler=sampler, progress=progress)
 
-        self._view.show(dialogue, begin)
+        try:
+            self._view.show(dialogue, begin)
+        except KeyboardInterrupt:
+            # The second one: the first has broken the reply off.
+            raise _Interrupted from None
         if dialogue.keep_error is not None and not self._warned:
             self._warned = True
             self._console.note(f"(going back will cost time: {dialogue.keep_error})")
@@ -211,9 +258,11 @@ class _Chat:
         self._console.note("(a new conversation)")
 
     def _save(self, file: str) -> None:
-        self._dialogue.save(_path(file))
+        pending = self._dialogue.save(_path(file))
         size = format_size(_path(file).stat().st_size)
         self._console.note(f"(saved to {file}, {size}; /load or --load-state goes on)")
+        if pending > _FEW_IDS:
+            self._console.note(f"(then {pending} ids have to be read again, as something changed)")
 
     def _load(self, file: str) -> None:
         self._dialogue.load(_path(file))
@@ -234,16 +283,15 @@ class _Chat:
 
     def _manner(self) -> str:
         facts = sampler_facts(self._sampler)
-        if self._sampler.temperature < GREEDY_BELOW:
-            chosen = "greedy"
-        else:
-            neutral = sampler_facts(k3rs.Sampler())
-            chosen = ", ".join(
-                f"{name.replace('_', '-')} {value}"
-                for name, value in facts.items()
-                if value != neutral[name]
-            )
-        return f"thinking {self._dialogue.conversation.thinking}; {chosen}"
+        neutral = sampler_facts(k3rs.Sampler())
+        is_greedy = self._sampler.temperature < GREEDY_BELOW
+        words = ["greedy"] if is_greedy else []
+        words += [
+            f"{name.replace('_', '-')} {value}"
+            for name, value in facts.items()
+            if value != neutral[name] and not (is_greedy and "penalty" not in name)
+        ]
+        return f"thinking {self._dialogue.conversation.thinking}; {', '.join(words)}"
 
     def _quit(self, _: str) -> None:
         raise _Leave
@@ -256,4 +304,4 @@ def _turns(count: int) -> str:
 def _path(file: str) -> Path:
     if not file:
         raise InputError("expected the name of a file, found none", hint="/save talk.session")
-    return Path(file).expanduser()
+    return expanded(file)

@@ -13,7 +13,7 @@ from k3rs.cli.arguments import model_directory, open_model
 from k3rs.cli.commands.plan import plan_lines
 from k3rs.cli.console import Console
 from k3rs.cli.gentle_interrupt import GentleInterrupt, gentle_interrupt
-from k3rs.cli.pending_file import LogitsFile, PendingFile
+from k3rs.cli.pending_file import LogitsFile, PendingFile, require_place
 from k3rs.cli.prompt import prompt_ids
 from k3rs.cli.run_report import LiveCost, Run, logprob_lines, run_json, summary
 from k3rs.cli.sampling_arguments import sampler_facts, sampler_from
@@ -90,7 +90,7 @@ def _open_files(arguments: argparse.Namespace, stack: ExitStack) -> _Files:
     if arguments.trace is not None:
         files.trace = stack.enter_context(TraceFile(arguments.trace))
     if arguments.save_state is not None:
-        PendingFile(arguments.save_state).close()
+        require_place(arguments.save_state)
     return files
 
 
