@@ -1,8 +1,8 @@
 """Texts that share their beginning: what was computed of it is not computed again.
 
 The state of a recurrent layer cannot be wound back. So that a conversation can go on from
-an earlier place, its session is saved at such places, each a file with the whole state;
-the newest few are kept.
+an earlier place, its session is saved at such places, each a file with the whole state.
+Of more than a few the one goes whose loss costs least.
 """
 
 import fcntl
@@ -125,12 +125,6 @@ class PrefixCache(Closing):
         self._session = session
         return session
 
-    def forget(self, ids: Sequence[int]) -> None:
-        """Removes the checkpoint of exactly `ids`, if there is one: room for others."""
-        for each in [each for each in self._checkpoints if each.ids == list(ids)]:
-            each.file.unlink(missing_ok=True)
-            self._checkpoints.remove(each)
-
     def load(self, file: str | os.PathLike[str]) -> None:
         """Goes on with a session that was saved elsewhere.
 
@@ -175,9 +169,16 @@ class PrefixCache(Closing):
                 self._session.append(pending)
         self._saved_count += 1
         self._checkpoints.append(_Checkpoint(known, file))
-        for old in self._checkpoints[:-CHECKPOINTS_MAX]:
-            old.file.unlink(missing_ok=True)
-        del self._checkpoints[:-CHECKPOINTS_MAX]
+        if len(self._checkpoints) > CHECKPOINTS_MAX:
+            cheapest = min(self._checkpoints[:-1], key=self._cost_of_loss)
+            cheapest.file.unlink(missing_ok=True)
+            self._checkpoints.remove(cheapest)
+
+    def _cost_of_loss(self, checkpoint: _Checkpoint) -> int:
+        """How many ids would have to be read again to be where `checkpoint` is."""
+        others = (each.ids for each in self._checkpoints if each is not checkpoint)
+        known = (len(ids) for ids in others if _starts_with(checkpoint.ids, ids))
+        return len(checkpoint.ids) - max(known, default=0)
 
     def _computed(self) -> list[int] | None:
         """The ids that the last session has computed; `None` if it cannot go on."""

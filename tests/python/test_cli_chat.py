@@ -233,7 +233,7 @@ COMMANDS = {
     "/stats": "0 turns, ",
     "/other thing": "expected a command, found `/other`\nhint: /help lists them",
     "/": "expected a command, found `/`",
-    '"""/think\toff"""': "thinking off; greedy\n",
+    "/think\toff": "thinking off; greedy\n",
 }
 
 

@@ -254,7 +254,27 @@ def test_files_go_into_the_cache_of_the_user(
     assert file_names(place) == []
 
 
-def test_a_place_that_cannot_be_used_is_an_error(model: k3rs.Model, tmp_path: Path) -> None:
+def test_without_a_place_there_are_sessions_and_no_checkpoints(
+    model: k3rs.Model, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        PrefixCache(model, tmp_path / "file")
+    with PrefixCache(model, tmp_path / "file") as cache:
+        session = cache.session([1, 2])
+        logits = session.forward(())
+        with pytest.raises(SessionFileError, match="no directory for checkpoints: .*file"):
+            cache.keep()
+        assert cache.session([1, 2, 3]).pending == [3]
+        assert np.array_equal(logits, model.session().forward([1, 2]))
+
+
+def test_of_too_many_the_one_goes_whose_loss_costs_least(model: k3rs.Model, tmp_path: Path) -> None:
+    lengths = [5, 10, 11, 20, 25, 30, 35, 40, 45]
+    with PrefixCache(model, tmp_path) as cache:
+        for length in lengths:
+            cache.session(range(length)).forward(())
+            cache.keep()
+        assert cache.checkpoint_count == CHECKPOINTS_MAX
+        # All but that of 11 ids, which is one id behind that of 10.
+        for length in reversed(lengths):
+            expected = [10] if length == 11 else []
+            assert cache.session([*range(length), 99]).pending == [*expected, 99]

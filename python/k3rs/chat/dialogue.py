@@ -68,7 +68,6 @@ class Dialogue(Closing):
         """How many ids the model wrote for it."""
         self._is_stopped = False
         self._open: Generator[Event, None, None] | None = None
-        self._last_prompt: list[int] = []
         self.keep_error: SessionFileError | None = None
         """Why the model's memory could not be kept for going back, if it could not."""
 
@@ -202,13 +201,9 @@ class Dialogue(Closing):
         parser = asked.parser()
         is_over = False
         try:
-            prompt = asked.prompt()
-            session = self._cache.session(prompt)
+            session = self._cache.session(asked.prompt())
             self.prompt_tokens = len(session.pending)
-            if self._keep():
-                # The end of the last turn serves where its beginning would.
-                self._cache.forget(self._last_prompt)
-            self._last_prompt = prompt
+            self._keep()
             started = time.perf_counter()
             session.forward((), progress=progress)
             self.prompt_seconds = time.perf_counter() - started
@@ -236,15 +231,14 @@ class Dialogue(Closing):
         asked.answer(parser)
         self.conversation = asked
 
-    def _keep(self) -> bool:
+    def _keep(self) -> None:
         try:
             self._cache.keep()
         except SessionFileError as error:
             # Going back will cost the reading again, and nothing else.
             self.keep_error = error
-            return False
-        self.keep_error = None
-        return True
+        else:
+            self.keep_error = None
 
     def _limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         if max_tokens is not None and max_tokens < 1:

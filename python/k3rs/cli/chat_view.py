@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from k3rs.chat import Dialogue, Event, ToolCall
 from k3rs.cli.console import Console, LayerProgress, printable
-from k3rs.cli.gentle_interrupt import gentle_interrupt
+from k3rs.cli.gentle_interrupt import Terminated, gentle_interrupt
 from k3rs.session import Progress
 
 __all__ = ["ChatView", "Events"]
@@ -65,6 +65,8 @@ class ChatView:
             for event in events:
                 self._take(event, progress)
                 progress.describe(self._activity(dialogue))
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             if dialogue.reply_tokens:
                 raise

@@ -5,7 +5,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["GentleInterrupt", "gentle_interrupt"]
+__all__ = ["GentleInterrupt", "Terminated", "ended_by_signals", "gentle_interrupt"]
+
+
+class Terminated(KeyboardInterrupt):
+    """The terminal was closed, or somebody asked the process to end."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGHUP and SIGTERM raise `Terminated`, so that what was said can be kept."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class GentleInterrupt:

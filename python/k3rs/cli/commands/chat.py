@@ -1,11 +1,8 @@
 """`k3rs chat`: talk to a model."""
 
 import argparse
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import k3rs
 from k3rs.chat import THINKING, Dialogue
@@ -13,6 +10,7 @@ from k3rs.cli.arguments import model_directory, open_model
 from k3rs.cli.chat_input import FENCE, chat_input, unfenced
 from k3rs.cli.chat_view import ChatView, Events
 from k3rs.cli.console import Console, print_error, printable
+from k3rs.cli.gentle_interrupt import Terminated, ended_by_signals
 from k3rs.cli.pending_file import require_place
 from k3rs.cli.sampling_arguments import sampler_facts, sampler_from
 from k3rs.exceptions import InputError, K3Error, NumericalFault
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         chat = _Chat(arguments, model, dialogue, sampler, console)
         chat.greet()
         try:
-            with _ended_by_signals():
+            with ended_by_signals():
                 chat.talk()
         finally:
             if arguments.save_state is not None:
@@ -86,23 +84,6 @@ class _Leave(Exception):
 
 class _Interrupted(Exception):
     """Somebody wants to leave in the middle of a token."""
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """A terminal that is closed, or a request to end, is an interruption: what was said is kept."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Chat:
@@ -166,6 +147,8 @@ class _Chat:
                 return
             except _Interrupted:
                 raise KeyboardInterrupt from None
+            except Terminated:
+                raise
             except KeyboardInterrupt:
                 if interrupted_before:
                     raise
