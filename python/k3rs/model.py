@@ -82,6 +82,11 @@ class Model(Closing):
         require_positive(
             threads=threads, positions=positions, prefill_chunk=prefill_chunk, layers=layers
         )
+        if trunk is not None and layers is not None:
+            raise InputError(
+                "expected a packed trunk or a number of layers, found both",
+                hint="a packed trunk is that of the whole model",
+            )
         request = request_memory(
             memory, preset=preset, trunk_bytes=trunk_bytes, cache_bytes=cache_bytes
         )

@@ -1,10 +1,14 @@
 """The device in `k3rs bench`: measured beside the memory, by a file or by a model."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from harness import Completed, RunK3rs, file_names
+from harness import TIME_LIMIT_S, Completed, RunK3rs, command_environment, file_names
 
 from k3rs import _k3rs
 from k3rs.cli.main import main
@@ -24,6 +28,19 @@ DEVICE = {
     "why": "direct reads at a multiple of 512 bytes",
     "sparse": False,
 }
+
+# The command, which says when the core begins to measure.
+TELLING = """
+import sys
+from k3rs import _k3rs
+from k3rs.cli.main import main
+measure = _k3rs.bench
+def bench(**options):
+    print("begun", flush=True)
+    return measure(**options)
+_k3rs.bench = bench
+sys.exit(main(["bench"]))
+"""
 
 
 @pytest.fixture
@@ -114,3 +131,23 @@ def test_a_model_and_a_directory_are_one_too_many(
     done = bench(capsys, copied, "--directory", copied)
     assert done.status == 2
     assert "not allowed with argument" in done.stderr
+
+
+def test_ctrl_c_ends_it_while_the_core_measures(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TELLING],
+        cwd=tmp_path,
+        env=command_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    time.sleep(0.3)
+    sent_at = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIME_LIMIT_S)
+    # The whole measurement takes three times as long.
+    assert time.monotonic() - sent_at < 4
+    assert (process.returncode, stdout, stderr) == (130, b"", b"error: interrupted\n")
+    assert file_names(tmp_path) == []

@@ -1,20 +1,17 @@
 """What is read of `/proc` and `/sys` about memory, its limits, cores and file systems."""
 
+import os
 from pathlib import Path
 
 import pytest
-from doctor_machine import KIB_OF_100_GB, machine_files
+from doctor_machine import KIB_OF_100_GB, Examine, check, machine_files
 
 import k3rs
-from k3rs.doctor.machine import FileSystem, GroupLimit, find_file_system, read_machine
+from k3rs.doctor.machine import CpuLimit, FileSystem, GroupLimit, find_file_system, read_machine
+
+pytest_plugins = ["doctor_fixtures"]
 
 GB = 10**9
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The `/proc` and `/sys` of a machine with 100 GB of free memory."""
-    return machine_files(tmp_path / "root", {})
 
 
 def test_memory_is_that_of_the_machine_where_no_group_limits_it(root: Path) -> None:
@@ -52,6 +49,74 @@ def test_groups_of_the_first_version_limit_too(root: Path) -> None:
     }
     machine = read_machine(machine_files(root, files))
     assert machine.memory_limit == GroupLimit(3 * GB, 2 * GB + 1_024_000, f"/{base}")
+
+
+SECOND = {
+    "proc/self/cgroup": "0::/a/b\n",
+    "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/a/cpu.max": "75000 50000\n",
+    "sys/fs/cgroup/cpu.max": "200000 100000\n",
+}
+FIRST = {
+    "proc/self/cgroup": "5:cpuset:/elsewhere\n4:cpu,cpuacct:/jobs/one\n0::/\n",
+    "sys/fs/cgroup/cpu/jobs/cpu.cfs_quota_us": "150000\n",
+    "sys/fs/cgroup/cpu/jobs/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/jobs/one/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/jobs/one/cpu.cfs_period_us": "100000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "path"), [(SECOND, "/sys/fs/cgroup/a"), (FIRST, "/sys/fs/cgroup/cpu/jobs")]
+)
+def test_a_group_that_gives_less_time_than_the_cores_have_is_a_warning(
+    examine: Examine,
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    files: dict[str, str],
+    path: str,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    unlimited = examine(None, root)
+    assert unlimited.machine.cpu_limit is None
+    assert (check(unlimited, "cpu limit").status, check(unlimited, "cpu limit").found) == (
+        "ok",
+        "none",
+    )
+    machine_files(root, files)
+    limited = examine(None, root)
+    assert limited.machine.cpu_limit == CpuLimit(1.5, path)
+    assert limited.facts["machine"]["cpu_limit"] == {"cores": 1.5, "path": path}
+    found = check(limited, "cpu limit")
+    assert (found.status, found.found) == ("warning", f"the time of 1.5 cores ({path})")
+    assert "raise its limit" in str(found.advice)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert check(examine(None, root), "cpu limit").status == "ok"
+
+
+@pytest.mark.parametrize("text", ["", "0 100000", "100000 0", "100000", "many 100000"])
+def test_what_is_no_limit_of_time_is_none(root: Path, text: str) -> None:
+    machine_files(root, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{text}\n"})
+    assert read_machine(root).cpu_limit is None
+
+
+@pytest.mark.parametrize(("limit", "others"), [(900_000_000, False), (9 * GB, True)])
+def test_where_a_group_leaves_too_little_the_machine_is_not_blamed(
+    examine: Examine, root: Path, limit: int, others: bool
+) -> None:
+    files = {
+        "proc/self/cgroup": "0::/a\n",
+        "sys/fs/cgroup/a/memory.max": f"{limit}\n",
+        "sys/fs/cgroup/a/memory.current": f"{limit - 500_000_000}\n",
+    }
+    machine_files(root, files)
+    report = examine(None, root)
+    assert check(report, "memory").status == "ok"
+    found = check(report, "memory limit")
+    assert found.status == "warning"
+    assert "raise its limit" in str(found.advice)
+    assert ("end other programs in it" in str(found.advice)) == others
+    assert report.estimates == []
 
 
 def test_threads_of_one_core_count_once(root: Path) -> None:

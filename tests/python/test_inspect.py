@@ -318,6 +318,21 @@ def test_a_config_that_is_refused(copied: Path, run_k3rs: RunK3rs) -> None:
 
 # What a person sees
 
+
+def test_names_of_files_do_not_command_the_terminal(
+    copied: Path, run_k3rs: RunK3rs, tmp_path: Path
+) -> None:
+    strange = "evil\x1b[31m\nnext: k3rs\r.safetensors"
+    with edited_json(copied / INDEX) as index:
+        index["weight_map"][SPOILT] = strange
+    spoilt = copied.rename(copied.with_name("a\x1b[2J\nb"))
+    assert strange in k3rs.inspect(spoilt)["missing_shards"]
+    lines = run_k3rs("inspect", spoilt).stdout.split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert lines[0].startswith(f"{tmp_path}/a\u241b[2J\u240ab: incomplete: ")
+    assert "  evil\u241b[31m\u240anext: k3rs\u240d.safetensors" in lines
+
+
 PARTS = {
     "trunk of the layers": "layers",
     "outside of the layers": "roots",

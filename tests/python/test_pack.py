@@ -325,3 +325,27 @@ def test_a_trunk_rewritten_under_a_running_model_is_an_error_and_no_token(
                 stale.forward(text[3:])
             assert f"{path}: " in str(failed.value)
             assert failed.value.hint
+
+
+def test_check_finds_two_matrices_that_were_exchanged(
+    run_k3rs: RunK3rs, model_path: Path, trunk_copy: Path
+) -> None:
+    """Their bytes are all there, in the places of each other."""
+    file = trunk_copy / TRUNK
+    content = file.read_bytes()
+    first, second = b"layers.0.self_attn.q_proj", b"layers.0.self_attn.k_proj"
+    assert content.count(first) == content.count(second) == 1
+    file.write_bytes(
+        content.replace(first, b"#")
+        .replace(second, first)
+        .replace(b"#" + b".weight", second + b".weight")
+    )
+    assert_refused(run_k3rs("pack", model_path, trunk_copy, "--check"), str(file), "own")
+
+
+def test_a_trunk_of_the_whole_model_is_not_that_of_its_first_layers(
+    run_k3rs: RunK3rs, model_path: Path, packed: Path
+) -> None:
+    done = run_k3rs("generate", model_path, "--ids", "1", "--trunk", packed, "--layers", 3)
+    assert done.status == 2
+    assert "expected a packed trunk or a number of layers, found both\nhint: " in done.stderr

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -429,3 +430,39 @@ def test_ctrl_c_ends_the_token_and_saves(model_path: Path, tmp_path: Path) -> No
 def test_ids_to_compute_must_be_of_the_vocabulary(model: k3rs.Model) -> None:
     with pytest.raises(InputError):
         model.session().append([-1])
+
+
+def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(
+    model: k3rs.Model, tmp_path: Path
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(TIME_LIMIT_S)
+    left = tmp_path / f".text.{dead.pid}.0.partial"
+    living = tmp_path / f".text.{os.getppid()}.0.partial"
+    others = [tmp_path / ".other.1.0.partial", tmp_path / ".text.x.0.partial"]
+    for file in (left, living, *others):
+        file.touch()
+    model.session().save(tmp_path / "text")
+    assert not left.exists()
+    assert all(file.exists() for file in (living, *others))
+
+
+def test_a_new_file_is_its_owners_and_an_old_one_keeps_its_rights(
+    model: k3rs.Model, tmp_path: Path
+) -> None:
+    file = tmp_path / "text"
+    model.session().save(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    model.session().save(file)
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_threads_may_save_to_one_place(model: k3rs.Model, tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    sessions = [model.session() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(10):
+            list(threads.map(lambda session: session.save(file), sessions))
+    assert model.load_session(file).ids == []
+    assert file_names(tmp_path) == ["text"]

@@ -32,7 +32,8 @@ def print_error(message: str, hint: str | None = None) -> None:
     """An error on stderr and, on a line of its own, what to do about it."""
     # Where stderr takes nothing, the exit status has to say it all.
     with suppress(OSError):
-        _write(sys.stderr, f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+        text = f"error: {message}\n" + (f"hint: {hint}\n" if hint else "")
+        _write(sys.stderr, printable(text) if _is_terminal(sys.stderr) else text)
 
 
 class LayerProgress:

@@ -14,8 +14,9 @@ from k3rs.checkpoint import load_tokenizer
 from k3rs.device import Device
 from k3rs.doctor.estimate import RELEASE
 from k3rs.doctor.machine import ROOT, Machine, find_file_system
-from k3rs.doctor.model_state import ModelState, missing_release_bytes
+from k3rs.doctor.model_state import ModelState, missing_release_bytes, release_directory
 from k3rs.exceptions import K3Error
+from k3rs.hub.release import RELEASED_SHARD_BYTES
 from k3rs.presets import PRESETS
 from k3rs.sizes import format_size
 
@@ -80,12 +81,25 @@ def check_machine(machine: Machine) -> Iterator[Check]:
         "this process may not run on all of them; see `taskset` or the settings of the container",
         unless=machine.usable_cores >= machine.logical_cores,
     )
-    usable, smallest = machine.usable_bytes, PRESETS[0].memory_bytes
+    time = machine.cpu_limit
+    yield Check.of(
+        "cpu limit",
+        "none" if time is None else f"the time of {time.cores:.3g} cores ({time.path})",
+        "the control group gives less time than the cores have, which slows down what is measured "
+        "and estimated below as well: raise its limit",
+        unless=time is None or time.cores >= machine.usable_cores,
+    )
+    yield from _check_memory(machine)
+
+
+def _check_memory(machine: Machine) -> Iterator[Check]:
+    """What is free, and what the control group leaves of it."""
+    available, smallest = machine.available_bytes, PRESETS[0].memory_bytes
     yield Check.of(
         "memory",
-        f"{_size(machine.available_bytes)} available of {_size(machine.total_bytes)}",
+        f"{_size(available)} available of {_size(machine.total_bytes)}",
         f"the smallest preset needs {format_size(smallest)}: end other programs",
-        unless=usable is not None and usable >= smallest,
+        unless=available is not None and available >= smallest,
     )
     limit = machine.memory_limit
     found = (
@@ -94,10 +108,14 @@ def check_machine(machine: Machine) -> Iterator[Check]:
         else f"{format_size(limit.limit_bytes)}, {format_size(limit.left_bytes)} of it left "
         f"({limit.path})"
     )
+    others = (
+        "" if limit is None or limit.limit_bytes < smallest else ", or end other programs in it"
+    )
     yield Check.of(
         "memory limit",
         found,
-        "the control group allows less than the smallest preset: raise its limit",
+        f"the control group leaves less than the {format_size(smallest)} of the smallest preset: "
+        f"raise its limit{others}",
         unless=limit is None or limit.left_bytes >= smallest,
     )
 
@@ -143,16 +161,31 @@ def check_directory(
     else:
         advice = None
     yield Check.of("file system", kind, advice, unless=advice is None)
-    if model is not None and (model.is_complete or not model.is_release):
-        return
-    needed_bytes = missing_release_bytes(directory)
-    free_bytes = shutil.disk_usage(directory).free
+    yield from _check_space(directory, model)
+
+
+def _check_space(directory: Path, model: ModelState | None) -> Iterator[Check]:
+    """Whether what is still to be fetched has room; nothing where nothing is known to come."""
+    if model is None:
+        place = release_directory(directory)
+        needed_bytes, name = missing_release_bytes(place), "the released model"
+        advice = (
+            "good for building, testing and the shipped model; for the released one name a larger "
+            "disk with --directory"
+        )
+    else:
+        place, name = directory, "the released model" if model.is_release else "the model"
+        if model.missing_bytes is None:
+            return
+        needed_bytes = model.missing_bytes
+        advice = "the rest needs a larger disk: move the directory there, and download it then"
+    begun = model is not None or needed_bytes < sum(RELEASED_SHARD_BYTES.values())
+    free_bytes = shutil.disk_usage(place if place.exists() else directory).free
     yield Check.of(
         "space",
-        f"{format_size(free_bytes)} free, the released model needs {format_size(needed_bytes)}"
-        f"{' more' if model is not None else ''}",
-        "good for building, testing and the shipped model; for the released one name a larger "
-        "disk with --directory",
+        f"{format_size(free_bytes)} free, {name} needs {format_size(needed_bytes)}"
+        f"{' more' if begun else ''}",
+        advice,
         unless=free_bytes >= needed_bytes,
     )
 
@@ -182,6 +215,14 @@ def check_device(device: Device | None, why_not: K3Error | None) -> Iterator[Che
 
 def check_model(model: ModelState) -> Iterator[Check]:
     """Whether the model is whole, and whether texts can be given to it."""
+    if model.manifest_error is not None:
+        yield Check(
+            "manifest",
+            Status.WARNING,
+            str(model.manifest_error),
+            "models run without it, but `k3rs verify` and `k3rs download` do not: remove it, and "
+            "the next download makes another",
+        )
     if model.is_broken:
         problem = {} if model.facts is None else model.facts["problem"] or {}
         found = str(model.error) if model.facts is None else problem.get("error", "cannot be run")

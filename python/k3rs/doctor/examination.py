@@ -28,6 +28,7 @@ from k3rs.doctor.next_commands import next_commands
 from k3rs.exceptions import InputError, K3Error
 from k3rs.presets import PRESETS
 from k3rs.shipped_model import shipped_model
+from k3rs.sizes import format_size
 
 __all__ = ["Probe", "Report", "examine"]
 
@@ -113,9 +114,15 @@ def examine(
     Nothing is ever written to `model_directory`; in `directory` there is a temporary file while
     the device is measured. What is not good becomes a check that says so, not an exception.
     `root` has the `/proc` and `/sys` to read. Takes some seconds. Raises `InputError` where
-    `directory` is none.
+    `directory` is none, and for a size of the temporary file that cannot be, or beside a model.
     """
     probe = probe or Probe()
+    if model_directory is not None and probe.size_bytes is not None:
+        raise InputError(
+            f"expected no size of a temporary file beside `{model_directory}`, whose own files are "
+            f"read, found {format_size(probe.size_bytes)}",
+            "leave out the size (--probe-size), or the model",
+        )
     if not directory.is_dir():
         raise InputError(
             f"expected a directory, found `{directory}`", "name one that exists, or make it"
@@ -158,6 +165,8 @@ def _measure(
             return measure_shards(place, seconds=probe.seconds), None
         size_bytes = probe.size_bytes
         return measure_directory(place, probe_bytes=size_bytes, seconds=probe.seconds), None
+    except InputError:
+        raise
     except K3Error as error:
         return None, error
 

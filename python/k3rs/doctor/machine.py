@@ -10,7 +10,7 @@ from pathlib import Path
 
 from k3rs import available_backends
 
-__all__ = ["FileSystem", "GroupLimit", "Machine", "find_file_system", "read_machine"]
+__all__ = ["CpuLimit", "FileSystem", "GroupLimit", "Machine", "find_file_system", "read_machine"]
 
 ROOT = Path("/")
 
@@ -29,6 +29,14 @@ class GroupLimit:
 
 
 @dataclass(frozen=True)
+class CpuLimit:
+    """How much time of how many cores a control group gives to its processes together."""
+
+    cores: float
+    path: str
+
+
+@dataclass(frozen=True)
 class Machine:
     """A machine as this process sees it; `None` is what the system does not tell."""
 
@@ -41,6 +49,8 @@ class Machine:
     logical_cores: int
     usable_cores: int
     """Logical cores on which the process may run."""
+    cpu_limit: CpuLimit | None
+    """The control group that gives least time."""
     total_bytes: int | None
     available_bytes: int | None
     memory_limit: GroupLimit | None
@@ -76,6 +86,7 @@ def read_machine(root: Path = ROOT) -> Machine:
         physical_cores=_physical_cores(root),
         logical_cores=logical_cores,
         usable_cores=len(os.sched_getaffinity(0)),
+        cpu_limit=min(_cpu_limits(root), key=lambda limit: limit.cores, default=None),
         total_bytes=_kibibytes(memory, "MemTotal:"),
         available_bytes=_kibibytes(memory, "MemAvailable:"),
         memory_limit=min(limits, key=lambda limit: limit.left_bytes, default=None),
@@ -113,32 +124,56 @@ def _physical_cores(root: Path) -> int | None:
     return len(cores) or None
 
 
-def _group_limits(root: Path) -> Iterator[GroupLimit]:
-    """The limits of this process's memory groups and of all groups above them."""
-    own_bytes = _kibibytes(_read(root / "proc/self/status"), "VmRSS:") or 0
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Groups of this process, and all above them, that can limit what `controller` stands for.
+
+    With each goes whether it is of the first version of control groups.
+    """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        if not controllers:
-            base, names = "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base = "sys/fs/cgroup/memory"
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        place = base / group.lstrip("/")
+        for above in (place, *place.parents):
+            if not above.is_relative_to(base):
+                break
+            yield above, bool(controllers)
+
+
+def _group_limits(root: Path) -> Iterator[GroupLimit]:
+    """The memory limits of this process's groups."""
+    own_bytes = _kibibytes(_read(root / "proc/self/status"), "VmRSS:") or 0
+    for group, is_first in _groups(root, "memory"):
+        if is_first:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
+            names = ("memory.max", "memory.current", "inactive_file")
+        limit_bytes = _number(_read(group / names[0]))
+        if limit_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
             continue
-        place = root / base / group.lstrip("/")
-        for above in (place, *place.parents):
-            if not above.is_relative_to(root / base):
-                break
-            limit_bytes = _number(_read(above / names[0]))
-            if limit_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
-                continue
-            # Cached pages of files are given up for whoever needs the memory.
-            cached = _field(_read(above / "memory.stat"), names[2])
-            used_bytes = (_number(_read(above / names[1])) or 0) - (_number(cached) or 0)
-            others_bytes = max(0, used_bytes - own_bytes)
-            path = f"/{above.relative_to(root)}"
-            yield GroupLimit(limit_bytes, max(0, limit_bytes - others_bytes), path)
+        # Cached pages of files are given up for whoever needs the memory.
+        cached = _field(_read(group / "memory.stat"), names[2])
+        used_bytes = (_number(_read(group / names[1])) or 0) - (_number(cached) or 0)
+        others_bytes = max(0, used_bytes - own_bytes)
+        path = f"/{group.relative_to(root)}"
+        yield GroupLimit(limit_bytes, max(0, limit_bytes - others_bytes), path)
+
+
+def _cpu_limits(root: Path) -> Iterator[CpuLimit]:
+    """The limits of time of this process's groups: microseconds in every period of some more.
+
+    No limit is `max` in the second version of control groups and -1 in the first.
+    """
+    for group, is_first in _groups(root, "cpu"):
+        if is_first:
+            texts = [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        else:
+            texts = _read(group / "cpu.max").split()
+        numbers = [_number(text) for text in texts]
+        if len(numbers) == 2 and numbers[0] and numbers[1]:
+            yield CpuLimit(numbers[0] / numbers[1], f"/{group.relative_to(root)}")
 
 
 def _kibibytes(text: str, name: str) -> int | None:

@@ -1,5 +1,6 @@
 """How far a model directory is from one that can be run, and the sizes of what is in it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -7,12 +8,13 @@ from typing import Any, Final
 from k3rs.checkpoint import inspect, plan
 from k3rs.doctor.estimate import RELEASE, ModelSizes, Residency, release_residency
 from k3rs.exceptions import CheckpointError, K3Error, MemoryBudgetError
-from k3rs.hub.manifest import Manifest
+from k3rs.hub.manifest import MANIFEST_FILE, Manifest
 from k3rs.hub.release import RELEASED_SHARD_BYTES
+from k3rs.hub.transfer import partial_path
 from k3rs.hub.verification import saved_manifest
 from k3rs.presets import MemoryRequest
 
-__all__ = ["ModelState", "missing_release_bytes", "read_model"]
+__all__ = ["ModelState", "missing_release_bytes", "read_model", "release_directory"]
 
 _UNBOUNDED_BYTES: Final = 2**62
 """With this much a plan keeps the whole model, and so tells its sizes."""
@@ -29,6 +31,8 @@ class ModelState:
     error: K3Error | None
     manifest: Manifest | None
     """What a download has left."""
+    manifest_error: K3Error | OSError | None = None
+    """Why that cannot be read, which a model that is run does not need."""
 
     @property
     def is_complete(self) -> bool:
@@ -64,6 +68,18 @@ class ModelState:
             return False
         shape = (model["layers"], model["hidden"], model["vocab"])
         return (*shape, moe["experts"], moe["experts_per_token"]) == _RELEASED_SHAPE
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """What a download has still to fetch, where that is known; `None` for nothing."""
+        if self.is_complete:
+            return None
+        if self.is_release:
+            return missing_release_bytes(self.directory)
+        if not self.is_download or self.manifest is None:
+            return None
+        listed = ((file.path, file.size_bytes) for file in self.manifest.files)
+        return _missing_bytes(self.directory, listed) or None
 
     @property
     def layers(self) -> int | None:
@@ -109,25 +125,49 @@ class ModelState:
 
 def read_model(directory: Path) -> ModelState:
     """The state of `directory`, whatever is or is not there."""
+    facts: dict[str, Any] | None = None
+    error: K3Error | None = None
     manifest: Manifest | None = None
+    manifest_error: K3Error | OSError | None = None
     try:
-        manifest = saved_manifest(directory)
-        return ModelState(directory, inspect(directory), None, manifest)
-    except K3Error as error:
-        return ModelState(directory, None, error, manifest)
+        facts = inspect(directory)
+    except K3Error as found:
+        error = found
+    if directory.is_dir():
+        try:
+            manifest = saved_manifest(directory)
+        except (K3Error, OSError) as found:
+            manifest_error = found
+    return ModelState(directory, facts, error, manifest, manifest_error)
+
+
+def release_directory(directory: Path) -> Path:
+    """Where `k3rs download` would put the released model: `directory`, if it was begun there."""
+    begun = (directory / MANIFEST_FILE).exists() or any(
+        (directory / name).exists() or partial_path(directory, name).exists()
+        for name in RELEASED_SHARD_BYTES
+    )
+    return directory if begun else directory / "Kimi-K3"
 
 
 def missing_release_bytes(directory: Path) -> int:
     """The bytes of the released shards that are not in `directory` yet."""
-    return sum(
-        size_bytes
-        for name, size_bytes in RELEASED_SHARD_BYTES.items()
-        if not _has_size(directory / name, size_bytes)
-    )
+    return _missing_bytes(directory, RELEASED_SHARD_BYTES.items())
 
 
-def _has_size(path: Path, size_bytes: int) -> bool:
+def _missing_bytes(directory: Path, files: Iterable[tuple[str, int]]) -> int:
+    """What is to come of `files`, by name and size, behind what a download has begun of them."""
+    missing_bytes = 0
+    for name, size_bytes in files:
+        if _size(directory / name) != size_bytes:
+            begun_bytes = _size(partial_path(directory, name)) or 0
+            # One that has become too long is fetched again.
+            missing_bytes += size_bytes - (begun_bytes if begun_bytes <= size_bytes else 0)
+    return missing_bytes
+
+
+def _size(path: Path) -> int | None:
     try:
-        return path.stat().st_size == size_bytes
+        return path.stat().st_size
     except OSError:
-        return False
+        return None

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k3rs.doctor.checks import Check, Status
-from k3rs.doctor.model_state import ModelState
-from k3rs.hub.manifest import MANIFEST_FILE
+from k3rs.doctor.model_state import ModelState, release_directory
 
 __all__ = ["next_commands"]
 
@@ -32,28 +31,31 @@ def next_commands(
     if model is None:
         if "space" not in fine or not fits:
             return [_SHIPPED]
-        begun = (directory / MANIFEST_FILE).exists()
-        return [f"k3rs download {_word(directory if begun else directory / 'Kimi-K3')}"]
+        return [f"k3rs download {_word(release_directory(directory))}"]
+    budget = "" if preset is None else f" --preset {preset}"
+    layers = "" if model.layers is None else f" --layers {model.layers}"
+    prompt = _PROMPT if "tokenizer" in fine else "--ids 1,2,3"
+    generate = f"k3rs generate {_word(model.directory)}{layers}{budget} {prompt}"
     if not model.is_complete:
-        return _complete(model)
+        runs = [generate] if fits and model.runnable_layers else []
+        if any(check.name == "space" for check in checks) and "space" not in fine:
+            return runs or [_SHIPPED]
+        return [*runs, *_complete(model)]
     commands = []
     if model.manifest is not None:
         commands.append(f"k3rs verify {_word(model.directory)}")
-    if not fits:
-        return [*commands, _SHIPPED]
-    budget = "" if preset is None else f" --preset {preset}"
-    prompt = _PROMPT if "tokenizer" in fine else "--ids 1,2,3"
-    return [*commands, f"k3rs generate {_word(model.directory)}{budget} {prompt}"]
+    return [*commands, generate if fits else _SHIPPED]
 
 
 def _complete(model: ModelState) -> list[str]:
-    """How to get what is missing of `model`."""
+    """How to get what is missing of `model`; a damaged manifest would stop a download."""
     place = _word(model.directory)
     if model.is_download and model.manifest is not None:
         return [f"k3rs download {shlex.quote(str(model.manifest.repo))} {place}"]
     if model.facts is None:
         return []
-    return [f"k3rs download {place}" if model.is_release else f"k3rs inspect {place}"]
+    can_begin = model.is_release and model.manifest_error is None
+    return [f"k3rs download {place}" if can_begin else f"k3rs inspect {place}"]
 
 
 def _word(path: Path) -> str:

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::Serialize;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -154,6 +155,13 @@ impl Packing {
     pub fn verify(&self, piece_done: &PieceDone<'_>) -> Result<()> {
         let trunk = PackedTrunk::open(&self.directory, FileId(0))?;
         let file = trunk.file(Access::Auto)?;
+        // Names, shapes and places: the data alone would not show two that were swapped.
+        let wanted = self.header(trunk.checksums());
+        let mut found = vec![0; wanted.len()];
+        let is_whole = file.length() == wanted.len() as u64 + self.data_bytes;
+        if !is_whole || file.read_exact(0, &mut found).is_err() || found != wanted {
+            return Err(self.damaged(0, wanted.len()));
+        }
         let work = |buffers: &mut Result<Buffers>, piece: u64| {
             let Ok(buffers) = buffers else { return Err(no_memory()) };
             let (offset, length, checksum) = trunk.piece(piece);
@@ -162,19 +170,23 @@ impl Packing {
             let found = &buffers.scratch[start..start + length];
             let hash = format!("{:016x}", xxh3_64(found));
             if hash != checksum || found != &buffers.piece[..length] {
-                return Err(Error::Checkpoint {
-                    path: self.directory.join(FILE_NAME),
-                    tensor: None,
-                    expected: format!("the model's own {length} bytes from byte {offset}"),
-                    found: "others".into(),
-                    hint: "the trunk is damaged: remove it and run `k3rs pack` again".into(),
-                });
+                return Err(self.damaged(offset, length));
             }
             piece_done()
         };
         self.threads.install(|| {
             (0..trunk.piece_count()).into_par_iter().try_for_each_init(Buffers::new, work)
         })
+    }
+
+    fn damaged(&self, offset: u64, length: usize) -> Error {
+        Error::Checkpoint {
+            path: self.directory.join(FILE_NAME),
+            tensor: None,
+            expected: format!("the model's own {length} bytes from byte {offset}"),
+            found: "others".into(),
+            hint: "the trunk is damaged: remove it and run `k3rs pack` again".into(),
+        }
     }
 
     fn header(&self, checksums: &str) -> Vec<u8> {
@@ -184,17 +196,19 @@ impl Packing {
         header(&self.fingerprint, &matrices, checksums)
     }
 
-    /// One writer at a time; the kernel lets go of the lock however it ends.
+    /// One writer at a time; the kernel lets go of the lock however it ends. Some
+    /// file systems have no locks.
     fn lock(&self, output: &OutputFile) -> Result<()> {
-        flock(output.file(), FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Error::Checkpoint {
+        match flock(output.file(), FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(Error::Checkpoint {
                 path: self.directory.clone(),
                 tensor: None,
                 expected: "this directory for one `k3rs pack` alone".into(),
                 found: "another one at work in it".into(),
                 hint: "wait until it is done, or choose another directory".into(),
-            }
-        })
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// What the pieces of the record belong to: the trunk, and the files that it

@@ -28,7 +28,8 @@ pub const DIGITS: usize = 16;
 
 const FORMAT: &str = "k3rs trunk 1";
 
-const HINT: &str = "make the trunk again from this model with `k3rs pack`, or leave it out";
+const HINT: &str =
+    "leave the trunk out, or remove it and make it again from this model with `k3rs pack`";
 
 /// Length and JSON of the header of a trunk of `matrices`, a multiple of a page
 /// long. `checksums` are those of all pieces, [`DIGITS`] each.
@@ -136,6 +137,11 @@ impl PackedTrunk {
         }
         let expected = format!("the trunk of the model {fingerprint}");
         Err(refused(&self.path, expected, format!("that of {}", self.fingerprint)))
+    }
+
+    /// The checksums of all pieces, one behind the other.
+    pub fn checksums(&self) -> &str {
+        &self.checksums
     }
 
     /// How many pieces there are.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::safetensors::HeaderText;
 use super::shard_list::{MissingShards, ShardList};
 use super::shard_reader::{ExpertFilter, ShardContent, read_shard, shard_names};
 use super::{checkpoint_error, tensor_names, validation};
@@ -118,7 +119,16 @@ impl Catalog {
             config.keep_layers(layers)?;
             missing = MissingShards::Tolerated;
         }
-        let shards = ShardList::find(directory, missing)?;
+        let mut shards = ShardList::find(directory, missing)?;
+        let mut broken = None;
+        if layers.is_some() {
+            // As good as missing, unless something of it turns out to be needed.
+            shards.names.retain(|name| {
+                let header = HeaderText::read(&directory.join(name));
+                let readable = header.and_then(|header| header.entries().map(drop));
+                readable.map_err(|error| broken.get_or_insert(error)).is_ok()
+            });
+        }
         let mut files: Vec<ShardFile> = shards
             .names
             .iter()
@@ -137,7 +147,9 @@ impl Catalog {
         validation::refuse_duplicates(&contents, &files)?;
         let text = validation::select_text(contents, &experts);
         let scope = validation::Scope { root: directory, files: &files, prefix: text.prefix };
-        let trunk = scope.check(&config, text.tensors, &text.expert_spans, &experts)?;
+        let trunk = scope
+            .check(&config, text.tensors, &text.expert_spans, &experts)
+            .map_err(|error| broken.unwrap_or(error))?;
         experts.fill(&text.expert_spans);
         Ok(Catalog {
             root: directory.to_owned(),

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::catalog::{ShardFile, TensorTally, read_config, read_headers};
 use super::expert_table::ExpertTable;
-use super::name_some;
 use super::shard_list::{MissingShards, ShardList};
 use super::shard_reader::{ExpertFilter, NamedTensor, ShardContent};
 use super::tensor_names::{self, ExpectedTensor};
@@ -162,13 +161,6 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Whether nothing is missing, wrong or too much.
-    pub fn is_complete(&self) -> bool {
-        self.missing.count + self.unexpected.count == 0
-            && self.missing_shards.is_empty()
-            && self.broken_shards.is_empty()
-    }
-
     /// How many of the first layers are there whole, with all that is outside of
     /// the layers; 0 if something of that is missing.
     pub fn first_layers(&self) -> usize {
@@ -177,23 +169,6 @@ impl Survey {
             return 0;
         }
         self.layers.iter().take_while(|layer| whole(&layer.trunk) && whole(&layer.experts)).count()
-    }
-
-    /// What is wrong, in one sentence; `None` if nothing is.
-    pub fn problem(&self) -> Option<String> {
-        let mut problems = Vec::new();
-        for (what, names) in [("missing", &self.missing), ("unexpected", &self.unexpected)] {
-            if names.count > 0 {
-                let some = name_some(&names.first, names.count, 3);
-                problems.push(format!("{} {what} tensors: {some}", names.count));
-            }
-        }
-        for (what, names) in [("missing", &self.missing_shards), ("broken", &self.broken_shards)] {
-            if !names.is_empty() {
-                problems.push(format!("{} {what} shards", names.len()));
-            }
-        }
-        (!problems.is_empty()).then(|| problems.join("; "))
     }
 
     /// Takes the expected tensors out of `found`.

@@ -10,7 +10,7 @@ from typing import Any
 from k3rs import _k3rs
 from k3rs.checkpoint import require_directory
 from k3rs.cli.console import Console
-from k3rs.device import measure_directory, measure_shards
+from k3rs.device import interruptible, measure_directory, measure_shards
 from k3rs.exceptions import K3Error
 
 __all__ = ["run"]
@@ -26,7 +26,11 @@ _QUICK_BYTES = 16 * 10**6
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measures and prints a table that can be pasted, or the facts as JSON."""
-    text = _k3rs.bench(threads=arguments.threads, backend=arguments.backend, quick=arguments.quick)
+    text = interruptible(
+        lambda: _k3rs.bench(
+            threads=arguments.threads, backend=arguments.backend, quick=arguments.quick
+        )
+    )
     facts: dict[str, Any] = json.loads(text)
     facts["limits"].update(_device(arguments))
     if arguments.json:

@@ -1,19 +1,17 @@
 """`k3rs doctor`: what this machine can run, how fast, and what to type next."""
 
 import argparse
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from k3rs.cli.console import Console
+from k3rs.cli.paragraphs import one_line, paragraph
 from k3rs.doctor import Check, Probe, Report, Status, examine
 from k3rs.doctor.estimate import EXPERT_EFFICIENCY, TRUNK_EFFICIENCY, ModelSizes
 from k3rs.exceptions import CheckpointError
 from k3rs.sizes import format_size, parse_size
 
 __all__ = ["run"]
-
-_COLUMNS = 80
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -29,7 +27,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     else:
         console.answer("".join(f"{line}\n" for line in _lines(report)))
     for failure in report.failures:
-        raise CheckpointError(f"expected no check to fail, found: {failure.name}", failure.advice)
+        advice = None if failure.advice is None else one_line(failure.advice)
+        raise CheckpointError(
+            f"the check `{failure.name}` failed: {one_line(failure.found)}", advice
+        )
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -44,7 +45,7 @@ def _lines(report: Report) -> Iterator[str]:
     elif report.estimates:
         yield "recommended: --memory auto, as no preset fits"
     elif report.sizes is not None:
-        yield from textwrap.wrap(f"no budget that fits the memory runs {report.sizes.name}")
+        yield from paragraph(f"no budget that fits the memory runs {report.sizes.name}")
     for number, command in enumerate(report.next):
         yield f"{'then' if number else 'next'}: {command}"
 
@@ -53,25 +54,14 @@ def _verdict(check: Check) -> Iterator[str]:
     """The verdict, and below it what to do about it."""
     head = f"{check.status:<8} {check.name:<13} "
     below = " " * len(head)
-    yield from _wrapped(check.found, head, below)
+    yield from paragraph(check.found, head, below)
     if check.advice is not None and check.status is not Status.OK:
-        yield from _wrapped(check.advice, f"{below}-> ", f"{below}   ")
-
-
-def _wrapped(text: str, first: str, below: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _COLUMNS,
-        initial_indent=first,
-        subsequent_indent=below,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from paragraph(check.advice, f"{below}-> ", f"{below}   ")
 
 
 def _table(report: Report, sizes: ModelSizes) -> Iterator[str]:
     """What a token takes with every budget, and what that is computed from."""
-    yield from textwrap.wrap(f"a token of {sizes.name}, computed:", _COLUMNS)
+    yield from paragraph(f"a token of {sizes.name}, computed:")
     yield _row("budget", "memory", "pinned", "experts hit", "read/token", "s/token", "bound by")
     for entry in report.estimates:
         seconds = entry.seconds_per_token
@@ -85,7 +75,7 @@ def _table(report: Report, sizes: ModelSizes) -> Iterator[str]:
             entry.reason or "",
         )
     yield ""
-    yield from textwrap.wrap(_origin(report, sizes), _COLUMNS)
+    yield from paragraph(_origin(report, sizes))
 
 
 def _row(name: str, *cells: str) -> str:

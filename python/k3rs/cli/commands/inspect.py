@@ -1,7 +1,6 @@
 """`k3rs inspect`: what a checkpoint contains, complete or not."""
 
 import argparse
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -9,13 +8,14 @@ from typing import Any, TypeAlias
 
 import k3rs
 from k3rs.cli.console import Console
+from k3rs.cli.paragraphs import one_line, paragraph
 from k3rs.sizes import format_size
 
 __all__ = ["run"]
 
 Facts: TypeAlias = Mapping[str, Any]
 
-_COLUMNS = 80
+_INDENT = "  "
 _LONGEST_LIST = 5
 _KINDS = {"kda": "KDA", "mla": "MLA", "dense": "dense", "experts": "with experts"}
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def _verdict(facts: Facts) -> Iterator[str]:
     """Whether it can be run, and what stands in the way."""
-    path, layers = facts["model"]["path"], facts["model"]["layers"]
+    path, layers = one_line(facts["model"]["path"]), facts["model"]["layers"]
     if facts["complete"]:
         yield f"{path}: complete"
         return
@@ -45,9 +45,9 @@ def _verdict(facts: Facts) -> Iterator[str]:
         yield f"{which} {layers} layers can be run: --layers {runnable}"
     # The lists below say it all where shards are not there or not whole.
     if facts["problem"] and not facts["missing_shards"] and not facts["broken_shards"]:
-        yield from _paragraph(facts["problem"]["error"])
+        yield from paragraph(facts["problem"]["error"], _INDENT)
         if facts["problem"]["hint"]:
-            yield from _paragraph(f"hint: {facts['problem']['hint']}")
+            yield from paragraph(f"hint: {facts['problem']['hint']}", _INDENT)
 
 
 def _flaws(facts: Facts) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _layer_map(facts: Facts) -> Iterator[str]:
     yield f"{'layers':<20}{'trunk':>12}{'experts':>18}{'bytes of each':>17}"
     for (kind, trunk, experts, size), numbers in groups.items():
         yield f"  {kind:<18}{trunk:>12}{experts:>18}{size:>17}"
-        yield from _paragraph(", ".join(_ranges(numbers)), indent="    ")
+        yield from paragraph(", ".join(_ranges(numbers)), 2 * _INDENT)
 
 
 def _condition(layer: Facts) -> tuple[str, ...]:
@@ -160,22 +160,11 @@ def _names(title: str, names: Sequence[str], count: int) -> Iterator[str]:
         return
     yield title
     for name in names[:_LONGEST_LIST]:
-        yield from _paragraph(name)
+        yield from paragraph(name, _INDENT)
     shown = min(len(names), _LONGEST_LIST)
     if count > shown:
         yield f"  and {count - shown:,} more"
     yield ""
-
-
-def _paragraph(text: str, *, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        text,
-        _COLUMNS,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _count(count: int, noun: str) -> str:
