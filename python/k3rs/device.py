@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from k3rs import _k3rs
-from k3rs.exceptions import CheckpointError, K3Error, ReadError
+from k3rs.exceptions import CheckpointError, InputError, K3Error, ReadError
 from k3rs.sizes import format_size
 from k3rs.worker_threads import for_each
 
@@ -69,18 +69,24 @@ def measure_directory(
     """The device below `directory`, by a file of `probe_bytes` that is there for a moment.
 
     Without a size it has 1 GiB, or a quarter of the room if that is less. Takes `seconds` for
-    each of the two kinds of reads. Raises `ReadError` where the directory takes no such file.
+    each of the two kinds of reads. Raises `ReadError` where the directory takes no such file, and
+    `InputError` for a size that says nothing or for which there is no room.
     """
     try:
         free_bytes = shutil.disk_usage(directory).free
         if probe_bytes is None:
-            probe_bytes = min(_PROBE_BYTES, free_bytes // _SHARE_OF_FREE)
-        if not _SMALLEST_PROBE_BYTES <= probe_bytes <= free_bytes:
-            raise ReadError(
-                f"{directory}: expected room for a temporary file of at least "
-                f"{format_size(max(probe_bytes, _SMALLEST_PROBE_BYTES))}, found "
-                f"{format_size(free_bytes)} free",
-                "make room, or name another directory",
+            probe_bytes = _usual_probe_bytes(directory, free_bytes)
+        if probe_bytes < _SMALLEST_PROBE_BYTES:
+            raise InputError(
+                f"expected a temporary file of at least {format_size(_SMALLEST_PROBE_BYTES)} to "
+                f"measure a disk by, found a size of {format_size(probe_bytes)}",
+                "name a larger size, or leave it out for the default",
+            )
+        if probe_bytes > free_bytes:
+            raise InputError(
+                f"{directory}: expected a temporary file that fits, found a size of "
+                f"{format_size(probe_bytes)} where {format_size(free_bytes)} are free",
+                "name a smaller size, make room, or name another directory",
             )
         with _probe_file(directory, probe_bytes) as probe:
             return _measure(directory, [probe], seconds)
@@ -93,6 +99,17 @@ def measure_directory(
             "name a directory that you may write to, with --directory, or a model, which is only "
             "read",
         ) from error
+
+
+def _usual_probe_bytes(directory: Path, free_bytes: int) -> int:
+    size_bytes = min(_PROBE_BYTES, free_bytes // _SHARE_OF_FREE)
+    if size_bytes < _SMALLEST_PROBE_BYTES:
+        raise ReadError(
+            f"{directory}: expected at least {format_size(_SHARE_OF_FREE * _SMALLEST_PROBE_BYTES)} "
+            f"of room for a temporary file, found {format_size(free_bytes)} free",
+            "make room, or name another directory",
+        )
+    return size_bytes
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """What the tests of downloads share: a checkpoint on a hub, and a client with a directory."""
 
+import hashlib
 import json
+import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,10 @@ class Client:
         return self.start(*arguments, token=token, file_bytes_max=file_bytes_max).wait()
 
     def k3rs(self, *arguments: str | Path) -> Completed:
-        return self._runner.run(*arguments, XDG_CACHE_HOME=str(self.cache))
+        return self.start_k3rs(*arguments).wait()
+
+    def start_k3rs(self, *arguments: str | Path) -> Running:
+        return self._runner.start(*arguments, XDG_CACHE_HOME=str(self.cache))
 
     def files(self) -> dict[str, bytes]:
         """All that is in the directory but the manifest."""
@@ -116,3 +121,53 @@ def assert_refused(done: Completed, *words: str, status: int = 1) -> None:
     assert hint.startswith("hint: ")
     for word in words:
         assert word in error + hint
+
+
+class Verifier:
+    """Runs of `k3rs verify` on one directory, with a cache directory of its own."""
+
+    def __init__(self, runner: ForkingRunner, place: Path) -> None:
+        self._runner = runner
+        self.cache = place / "cache"
+        self.model = place / "a model"
+
+    def start(self, *arguments: str | Path) -> Running:
+        cache = str(self.cache)
+        return self._runner.start("verify", self.model, *arguments, XDG_CACHE_HOME=cache)
+
+    def run(self, *arguments: str | Path) -> Completed:
+        return self.start(*arguments).wait()
+
+    def fill(self, files: Mapping[str, bytes]) -> None:
+        """Puts `files` into the directory."""
+        for path, content in files.items():
+            file = self.model / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+
+
+def write_list(path: Path, files: Mapping[str, bytes]) -> None:
+    """Puts a manifest of `files` there, as `--write-manifest` would."""
+    listed = [
+        {"path": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in sorted(files.items())
+    ]
+    path.write_text(json.dumps({"repo": None, "revision": None, "files": listed}))
+
+
+def flip(path: Path, place: int) -> None:
+    """Changes one bit and nothing that a directory listing shows."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def assert_found(done: Completed, *paths: str) -> None:
+    """Status 1, and exactly these files to be fetched again, each with what was found."""
+    assert done.status == 1
+    listed = done.stdout.split("to be fetched again:\n")[1].splitlines()
+    named = [line.split("`")[1] for line in listed if line.startswith("  `")]
+    assert named == sorted(paths)
+    assert f"found {len(paths)} that have to be fetched again\nhint: " in done.stderr

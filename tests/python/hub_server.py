@@ -23,7 +23,8 @@ class Fault:
     `status` is answered in place of content, with `headers`. Otherwise content is sent, of
     which `cut_after` bytes arrive before the connection breaks, or after which it stalls until
     the server is closed; `whole` ignores that only a part was asked for, `shifted` sends a part
-    that begins elsewhere, and `flipped` has a wrong bit. `before` is called first.
+    that begins elsewhere, `flipped` has a wrong bit, and `appended` is sent after the content.
+    `before` is called first.
     """
 
     status: int = 0
@@ -33,6 +34,7 @@ class Fault:
     whole: bool = False
     shifted: bool = False
     flipped: bool = False
+    appended: bytes = b""
     before: Callable[[], object] = lambda: None
 
 
@@ -149,8 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def send(self, status: int, headers: Mapping[str, str], content: bytes = b"") -> None:
-        self.send_response(status)
-        for name, value in headers.items():
+        self.send_response_only(status)
+        for name, value in {"Date": self.date_time_string(), **headers}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -179,6 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         sent = bytearray(content[start:])
         if fault.flipped:
             sent[len(sent) // 2] ^= 1
+        sent += fault.appended
         self.send_response(206 if start or fault.shifted else 200)
         if start or fault.shifted:
             place = f"bytes {start}-{len(content) - 1}/{len(content)}"

@@ -13,7 +13,7 @@ from harness import TIME_LIMIT_S, command_environment, file_names, run_python
 
 from k3rs import _k3rs
 from k3rs.device import Device, measure_directory, measure_shards
-from k3rs.exceptions import CheckpointError, ReadError
+from k3rs.exceptions import CheckpointError, InputError, ReadError
 
 PROBE_BYTES = 2_000_000
 
@@ -65,15 +65,33 @@ def test_the_file_has_a_gibibyte_or_a_quarter_of_the_room(
     assert sizes == [probe_bytes]
 
 
-@pytest.mark.parametrize(("free_bytes", "asked"), [(3_000_000, None), (5_000_000, 5_000_001)])
-def test_without_room_nothing_is_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, asked: int | None
-) -> None:
-    with_free_bytes(monkeypatch, free_bytes)
+def test_without_room_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_free_bytes(monkeypatch, 4 * (1 << 20) - 1)
     sizes = probe_sizes(monkeypatch)
-    with pytest.raises(ReadError, match=r"expected room .* found [35]\.00 MB free") as refused:
-        measure_directory(tmp_path, probe_bytes=asked)
+    with pytest.raises(ReadError, match=r"at least 4\.19 MB of room .* 4\.19 MB free") as refused:
+        measure_directory(tmp_path)
     assert refused.value.hint == "make room, or name another directory"
+    assert (sizes, file_names(tmp_path)) == ([], [])
+    with_free_bytes(monkeypatch, 4 * (1 << 20))
+    measure_directory(tmp_path, seconds=0.01)
+    assert sizes == [1 << 20]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (1000, "expected a temporary file of at least 1.05 MB .* found a size of 1.00 kB"),
+        ((1 << 20) - 1, "expected a temporary file of at least 1.05 MB"),
+        (5_000_001, "expected a temporary file that fits, .* of 5.00 MB where 5.00 MB are free"),
+    ],
+)
+def test_a_size_that_cannot_be_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: int, words: str
+) -> None:
+    with_free_bytes(monkeypatch, 5_000_000)
+    sizes = probe_sizes(monkeypatch)
+    with pytest.raises(InputError, match=words):
+        measure_directory(tmp_path, probe_bytes=asked)
     assert (sizes, file_names(tmp_path)) == ([], [])
 
 

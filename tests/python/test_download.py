@@ -53,6 +53,7 @@ def test_a_download_is_the_repository_and_a_manifest(hub: HubServer, client: Cli
         "manifest": str(client.directory / MANIFEST),
         "files": len(files),
         "bytes": size,
+        "other_files": 0,
         "fetched_files": len(files),
         "fetched_bytes": size,
     }
@@ -139,7 +140,7 @@ def test_a_broken_record_costs_only_a_look_at_the_files(
     record.write_text("{" if entry is None else json.dumps(document))
     done = client.run()
     assert done.status == 0, done.stderr
-    assert f"checking: {IMAGE_SHARD} is done" in done.stderr
+    assert f"checking: {IMAGE_SHARD} is hashed" in done.stderr
     assert not hub.served_bytes
 
 

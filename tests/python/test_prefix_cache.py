@@ -261,7 +261,7 @@ def test_without_a_place_there_are_sessions_and_no_checkpoints(
     with PrefixCache(model, tmp_path / "file") as cache:
         session = cache.session([1, 2])
         logits = session.forward(())
-        with pytest.raises(SessionFileError, match="no directory for checkpoints: .*file"):
+        with pytest.raises(SessionFileError, match=r"no directory for checkpoints: .*file"):
             cache.keep()
         assert cache.session([1, 2, 3]).pending == [3]
         assert np.array_equal(logits, model.session().forward([1, 2]))

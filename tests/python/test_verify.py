@@ -13,9 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forking_runner import ForkingRunner, Running
-from harness import Completed, file_names
-from hub_client import COMMIT, MANIFEST, REPO, Client, checkpoint, layer_shard
+from forking_runner import ForkingRunner
+from harness import file_names
+from hub_client import (
+    COMMIT,
+    MANIFEST,
+    REPO,
+    Client,
+    Verifier,
+    assert_found,
+    checkpoint,
+    flip,
+    layer_shard,
+    write_list,
+)
 from hub_server import HubServer, Repository
 
 from k3rs.hub.release import RELEASED_SHARD_BYTES
@@ -25,61 +36,20 @@ KILLS = 20
 MB = 1 << 20
 
 
-class Verifier:
-    """Runs of `k3rs verify` on one directory, with a cache directory of its own."""
-
-    def __init__(self, runner: ForkingRunner, place: Path) -> None:
-        self._runner = runner
-        self.cache = place / "cache"
-        self.model = place / "a model"
-
-    def start(self, *arguments: str | Path) -> Running:
-        cache = str(self.cache)
-        return self._runner.start("verify", self.model, *arguments, XDG_CACHE_HOME=cache)
-
-    def run(self, *arguments: str | Path) -> Completed:
-        return self.start(*arguments).wait()
-
-
 @pytest.fixture
 def verifier(hub_services: tuple[HubServer, ForkingRunner], tmp_path: Path) -> Verifier:
     """One with the files of a checkpoint."""
     verifier = Verifier(hub_services[1], tmp_path)
-    for path, content in checkpoint().items():
-        file = verifier.model / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
+    verifier.fill(checkpoint())
     return verifier
 
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     """A manifest of them, outside of their directory."""
-    files = [
-        {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for path, content in sorted(checkpoint().items())
-    ]
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps({"repo": None, "revision": None, "files": files}))
+    write_list(path, checkpoint())
     return path
-
-
-def flip(path: Path, place: int) -> None:
-    """Changes one bit and nothing that a directory listing shows."""
-    before = path.stat()
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def assert_found(done: Completed, *paths: str) -> None:
-    """Status 1, and exactly these files to be fetched again, each with what was found."""
-    assert done.status == 1
-    listed = done.stdout.split("to be fetched again:\n")[1].splitlines()
-    named = [line.split("`")[1] for line in listed if line.startswith("  `")]
-    assert named == sorted(paths)
-    assert f"found {len(paths)} that have to be fetched again\nhint: " in done.stderr
 
 
 # What is found
@@ -275,6 +245,7 @@ def test_without_a_list_sizes_are_compared_with_the_published_ones(
     assert_found(done, wrong, missing)
     assert "expected 16,567,507,176 bytes, found 16,567,507,175 bytes" in done.stdout
     assert "contents were not checked" in done.stdout
+    assert f"hint: `k3rs download '{release}'` fetches what is missing" in done.stderr
 
 
 def test_without_a_list_other_models_are_refused(verifier: Verifier) -> None:
@@ -381,7 +352,7 @@ def test_a_check_killed_at_any_moment_is_continued(
     while killed < KILLS:
         running = verifier.start("--manifest", manifest)
         if killed % 2:
-            running.wait_until_it_says("is done")
+            running.wait_until_it_says("is hashed")
         time.sleep(generator.uniform(0.01, 0.06))
         running.send(signal.SIGKILL)
         done = running.wait()
@@ -408,15 +379,16 @@ def test_ctrl_c_ends_at_once_and_what_changed_is_read_again(
     assert time.monotonic() - sent_at < 1.5
     assert done.status == 130
     assert done.stderr.endswith(
-        "what was hashed is remembered: the same command continues from there\nerror: interrupted\n"
+        "files that were hashed to their end are remembered: the same command continues from "
+        "there\nerror: interrupted\n"
     )
-    finished = [line.split()[1] for line in done.stderr.splitlines() if " is done " in line]
+    finished = [line.split()[1] for line in done.stderr.splitlines() if " is hashed " in line]
     with (verifier.model / finished[0]).open("r+b") as file:
         file.write(b"\x01")
     done = verifier.run("--manifest", manifest, "--json")
     assert done.facts["fetch_again"] == sorted({finished[0], "41.safetensors"})
     assert large // 4 < done.facts["read_bytes"] <= large - (len(finished) - 1) * 24 * MB
-    assert f": {finished[1]} is done" not in done.stderr
+    assert f": {finished[1]} is hashed" not in done.stderr
     count = 60 - len(finished) + 1
     assert f"{count} of {count})" in done.stderr
 

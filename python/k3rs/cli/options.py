@@ -115,7 +115,7 @@ def add_state(parser: argparse.ArgumentParser) -> None:
         "--save-state", metavar="PATH", help="keep the text and the model's memory of it"
     )
     group.add_argument(
-        "--load-state", metavar="PATH", help="go on from there; the prompt is put behind it"
+        "--load-state", metavar="PATH", help="go on from there; what is new is put behind it"
     )
 
 

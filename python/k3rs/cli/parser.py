@@ -120,7 +120,7 @@ def _add_chat(commands: _Commands) -> None:
     parser.epilog = (
         "Messages are read from the terminal, or line by line from standard input. Unless a way "
         "of choosing tokens is given, the temperature is 1 and --top-p 0.95, as the model's "
-        "makers recommend. The first Ctrl-C breaks a reply off, the next one leaves."
+        "makers recommend. The first Ctrl-C breaks off what is going on, the next one leaves."
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=_SHIPPED_HELP)
     group = parser.add_argument_group("conversation")
@@ -349,8 +349,8 @@ def _add_verify(commands: _Commands) -> None:
     )
     parser.epilog = (
         "Without a list only the sizes of the released shards can be compared. Nothing is written "
-        "into MODEL. Interrupted, the same command continues. The status is 1 if any file is "
-        "missing or wrong."
+        "into MODEL. Interrupted, the same command continues for a day. The status is 1 if any "
+        "file is missing or wrong."
     )
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     source = parser.add_argument_group(
@@ -364,5 +364,10 @@ def _add_verify(commands: _Commands) -> None:
         help="nothing: write a manifest of the files as they are, for later",
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of --repo")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="hash everything, also what an interrupted check has hashed within the last day",
+    )
     add_json_switch(parser)
     add_quiet_switch(parser)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from k3rs.exceptions import CheckpointError, InputError
-from k3rs.hub.manifest import ListedFile, Manifest
+from k3rs.hub.manifest import ListedFile, Manifest, shown
 
 __all__ = ["INDEX_FILE", "WHOLE", "CheckpointPart", "parse_layers"]
 
@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 """The file that says which shard has which tensor."""
 
 _TEXT_MODEL = r"(?:language_model\.)?model\."
-_LAYER = re.compile(_TEXT_MODEL + r"layers\.([0-9]+)\.")
+_LAYER = re.compile(_TEXT_MODEL + r"layers\.([0-9]{1,6})\.")
 _EMBEDDING = re.compile(_TEXT_MODEL + r"embed_tokens\.weight")
 
 
@@ -79,7 +79,7 @@ def _weight_map(index: bytes) -> Mapping[str, str]:
     """The shard of every tensor."""
     try:
         shard_of = json.loads(index)["weight_map"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         shard_of = None
     if not isinstance(shard_of, dict) or not all(
         isinstance(shard, str) for shard in shard_of.values()
@@ -96,7 +96,7 @@ def _require_listed(listing: Manifest, shards: set[str]) -> None:
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise CheckpointError(
-            f"`{INDEX_FILE}`: expected shards that {listing.repo} has, found `{missing[0]}`"
+            f"`{INDEX_FILE}`: expected shards that {listing.repo} has, found `{shown(missing[0])}`"
             f"{others}, which it does not list",
             "the repository is not a complete checkpoint; choose another one, or --revision",
         )

@@ -16,12 +16,12 @@ from pathlib import Path
 from k3rs.exceptions import CheckpointError
 from k3rs.hub.checkpoint_part import INDEX_FILE, WHOLE, CheckpointPart
 from k3rs.hub.directory_lock import exclusive
-from k3rs.hub.file_hashing import hash_files, targets
+from k3rs.hub.file_hashing import ChangedFileError, hash_files, targets
 from k3rs.hub.file_progress import FileProgress
 from k3rs.hub.hash_record import HashRecord, Purpose
 from k3rs.hub.manifest import MANIFEST_FILE, ListedFile, Manifest
 from k3rs.hub.repository import DEFAULT_RETRIES, Hub
-from k3rs.hub.transfer import Transfer, partial_bytes
+from k3rs.hub.transfer import Transfer, partial_bytes, partial_path
 from k3rs.hub.whole_file import write_whole
 from k3rs.sizes import format_size
 from k3rs.worker_threads import for_each
@@ -35,9 +35,14 @@ _FILES_AT_ONCE = 3
 
 @dataclass(frozen=True)
 class Downloaded:
-    """What a download has done. `manifest` lists what the directory has now."""
+    """What a download has done. `manifest` lists what the directory should have now.
+
+    `checked` are those of its files that this download has compared or fetched; the others are
+    of earlier ones.
+    """
 
     manifest: Manifest
+    checked: tuple[ListedFile, ...]
     fetched_files: int
     fetched_bytes: int
 
@@ -88,19 +93,21 @@ class _Download:
             index = self._index(listing) if part.weights else None
             chosen = part.choose(listing, index)
             missing = self._missing(chosen)
+            self._require_places(missing)
             self._require_space(missing)
 
             if not existed:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 held.enter_context(exclusive(self._directory, self._progress.note))
             manifest = self._manifest(listing, chosen, saved)
-            manifest.write(self._directory / MANIFEST_FILE)
+            if manifest != saved:  # a full disk has no room for the same once more
+                manifest.write(self._directory / MANIFEST_FILE)
             for file in missing:
                 if (self._directory / file.path).exists():
                     self._progress.note(f"`{file.path}` is another one: replacing it")
             self._fetch(manifest, self._without_index(missing, index))
         self._raise_failures()
-        return Downloaded(manifest, len(missing), self._received_bytes)
+        return Downloaded(manifest, tuple(chosen), len(missing), self._received_bytes)
 
     def _saved_manifest(self) -> Manifest | None:
         """What an earlier download into this directory has left."""
@@ -135,7 +142,7 @@ class _Download:
             return None
         if not self._missing([file]):
             return (self._directory / INDEX_FILE).read_bytes()
-        self._progress.begin("fetching", 1, file.size_bytes, 0)
+        self._progress.begin("fetching", "done", 1, file.size_bytes, 0)
         self._progress.start(file.path, file.size_bytes, 0)
         transfer = self._transfer(listing, file)
         content = transfer.into_memory()
@@ -152,15 +159,44 @@ class _Download:
             and (self._directory / file.path).stat().st_size == file.size_bytes
         ]
         hashes: dict[str, str | OSError] = {}
+
+        def found(path: str, outcome: str | OSError) -> None:
+            if isinstance(outcome, ChangedFileError):
+                raise CheckpointError(
+                    f"expected `{self._directory / path}` to stay as it is, found that it "
+                    f"{outcome.strerror}",
+                    "end what writes to it, then run the same command again",
+                )
+            hashes[path] = outcome
+
         if same_size:
             hash_files(
                 self._directory,
                 targets(same_size),
                 record=self._record,
                 progress=self._progress,
-                found=hashes.__setitem__,
+                found=found,
             )
         return [file for file in files if hashes.get(file.path) != file.hash]
+
+    def _require_places(self, missing: Sequence[ListedFile]) -> None:
+        """Refuses a directory where a file has to go, and a file where a directory has to."""
+        for file in missing:
+            path = self._directory / file.path
+            for place in (path, partial_path(self._directory, file.path)):
+                if place.is_dir():
+                    raise CheckpointError(
+                        f"expected a place for the file `{file.path}`, found the directory "
+                        f"`{place}`",
+                        "move it away, or choose another directory",
+                    )
+            for above in path.relative_to(self._directory).parents:
+                place = self._directory / above
+                if place.exists() and not place.is_dir():
+                    raise CheckpointError(
+                        f"expected a directory for `{file.path}`, found the file `{place}`",
+                        "move it away, or choose another directory",
+                    )
 
     def _require_space(self, missing: Sequence[ListedFile]) -> None:
         needed = sum(file.size_bytes - partial_bytes(self._directory, file) for file in missing)
@@ -189,7 +225,8 @@ class _Download:
         for file in missing:
             if file.path == INDEX_FILE and index is not None:
                 write_whole(self._directory / INDEX_FILE, index)
-                self._record.add(file.path, file.hash_kind, file.hash)
+                status = (self._directory / INDEX_FILE).stat()
+                self._record.add(file.path, file.hash_kind, file.hash, status)
                 return [other for other in missing if other is not file]
         return missing
 
@@ -198,18 +235,18 @@ class _Download:
             return
         done_bytes = sum(partial_bytes(self._directory, file) for file in missing)
         size_bytes = sum(file.size_bytes for file in missing)
-        self._progress.begin("fetching", len(missing), size_bytes, done_bytes)
+        self._progress.begin("fetching", "done", len(missing), size_bytes, done_bytes)
 
         def work(file: ListedFile) -> None:
             self._progress.start(file.path, file.size_bytes, partial_bytes(self._directory, file))
             try:
-                self._fetch_one(manifest, file)
+                status = self._fetch_one(manifest, file)
             except CheckpointError as error:
                 # That one file cannot be had is no reason to stop the others.
                 self._failures.append(error)
                 self._progress.abandon(file.path)
             else:
-                self._record.add(file.path, file.hash_kind, file.hash)
+                self._record.add(file.path, file.hash_kind, file.hash, status)
                 self._progress.finish(file.path)
 
         try:
@@ -217,10 +254,10 @@ class _Download:
         finally:
             self._record.save()
 
-    def _fetch_one(self, manifest: Manifest, file: ListedFile) -> None:
+    def _fetch_one(self, manifest: Manifest, file: ListedFile) -> os.stat_result:
         transfer = self._transfer(manifest, file)
         try:
-            transfer.into_directory(self._directory)
+            return transfer.into_directory(self._directory)
         finally:
             with self._lock:
                 self._received_bytes += transfer.received_bytes

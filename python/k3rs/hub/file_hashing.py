@@ -1,5 +1,6 @@
 """Hashes of many large files at the speed of the disk."""
 
+import errno
 import mmap
 import os
 import threading
@@ -12,7 +13,7 @@ from k3rs.hub.hash_record import HashRecord
 from k3rs.hub.manifest import HashKind, ListedFile
 from k3rs.worker_threads import for_each
 
-__all__ = ["Target", "hash_files"]
+__all__ = ["ChangedFileError", "Target", "hash_files", "targets"]
 
 Target = tuple[str, int, HashKind]
 """A file of a directory: its name there, its size in bytes, and the hash that is wanted."""
@@ -20,6 +21,13 @@ Target = tuple[str, int, HashKind]
 _BLOCK_BYTES = 4 << 20
 _THREADS_MIN = 2
 _THREADS_MAX = 8
+
+
+class ChangedFileError(OSError):
+    """A file has not been the same all the time while it was read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EBUSY, "changed while it was read", str(path))
 
 
 def targets(files: Sequence[ListedFile]) -> list[Target]:
@@ -53,7 +61,7 @@ def hash_files(
     total = sum(size_bytes for _, size_bytes, _ in wanted)
     unread = sum(size_bytes for _, size_bytes, _ in waiting)
     if waiting:
-        progress.begin("checking", len(waiting), total, total - unread)
+        progress.begin("checking", "hashed", len(waiting), total, total - unread)
     stop = threading.Event()
 
     def work(target: Target) -> None:
@@ -66,9 +74,10 @@ def hash_files(
             found(path, error)
             return
         if outcome is not None:
-            record.add(path, kind, outcome)
+            hash_found, status = outcome
+            record.add(path, kind, hash_found, status)
             progress.finish(path)
-            found(path, outcome)
+            found(path, hash_found)
 
     try:
         thread_count = min(max(os.cpu_count() or 1, _THREADS_MIN), _THREADS_MAX)
@@ -78,12 +87,15 @@ def hash_files(
     return unread
 
 
-def _hash(file: Path, target: Target, stop: threading.Event, progress: FileProgress) -> str | None:
-    """The hash of a file; `None` when stopped."""
+def _hash(
+    file: Path, target: Target, stop: threading.Event, progress: FileProgress
+) -> tuple[str, os.stat_result] | None:
+    """The hash of a file and what it was found for; `None` when stopped."""
     path, size_bytes, kind = target
     hasher = kind.hasher(size_bytes)
     descriptor = os.open(file, os.O_RDONLY)
     try:
+        before = os.fstat(descriptor)
         with suppress(OSError):  # only advice
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         with mmap.mmap(-1, _BLOCK_BYTES) as block, memoryview(block) as view:
@@ -96,6 +108,13 @@ def _hash(file: Path, target: Target, stop: threading.Event, progress: FileProgr
                 progress.advance(path, count)
                 if stop.is_set():
                     return None
+        after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return hasher.hexdigest()
+    if after.st_size != size_bytes or _changes(after) != _changes(before):
+        raise ChangedFileError(file)
+    return hasher.hexdigest(), after
+
+
+def _changes(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -2,7 +2,10 @@
 
 A record is a small JSON file in the user's cache directory: a model directory may be
 read-only. A hash in it counts as long as the file has the same size, time of modification
-and inode. Without a usable cache directory nothing is remembered, and work starts anew.
+and inode. What a check remembers counts for a day and only while the time of the last change
+of the inode is the same too: a check looks for what leaves no other trace, while a download
+would read a whole checkpoint again because its owner or a link to it has changed. Without a
+usable cache directory nothing is remembered, and work starts anew.
 """
 
 import hashlib
@@ -22,6 +25,7 @@ from k3rs.user_directories import cache_directory
 __all__ = ["HashRecord", "Purpose"]
 
 _SAVED_EVERY_S = 0.1
+_CHECKED_FOR_S = 24 * 3600.0
 
 
 class Purpose(StrEnum):
@@ -39,6 +43,7 @@ class HashRecord:
     """The hashes of files in `directory` that are known for `purpose`; threads may share it."""
 
     def __init__(self, purpose: Purpose, directory: Path) -> None:
+        self._purpose = purpose
         self._directory = directory.resolve()
         self._lock = threading.Lock()
         self._saved_at = 0.0
@@ -55,24 +60,28 @@ class HashRecord:
         """The hash of a file, if it was found and the file has not changed since."""
         with suppress(OSError), self._lock:
             entry = self._entries.get(path)
-            if entry is not None and entry[:-1] == [*self._identity(path), str(kind)]:
-                return str(entry[-1])
+            if entry is not None:
+                *known, found_at, found = entry
+                status = (self._directory / path).stat()
+                if known == self._identity(status, kind) and self._is_recent(found_at):
+                    return str(found)
         return None
 
-    def add(self, path: str, kind: HashKind, found: str) -> None:
-        """Remembers the hash of a file; saved soon, not at once."""
-        with suppress(OSError), self._lock:
-            self._entries[path] = [*self._identity(path), str(kind), found]
+    def add(self, path: str, kind: HashKind, found: str, status: os.stat_result) -> None:
+        """Remembers the hash of a file that had `status` all the time; saved soon, not at once."""
+        with self._lock:
+            self._entries[path] = [*self._identity(status, kind), time.time(), found]
             if time.monotonic() - self._saved_at >= _SAVED_EVERY_S:
                 self._save()
 
     def forget(self, path: str) -> None:
-        """Has a file looked at again."""
+        """Has a file looked at again, from this moment on."""
         with self._lock:
-            self._entries.pop(path, None)
+            if self._entries.pop(path, None) is not None:
+                self._save()
 
     def save(self) -> None:
-        """Saves what was added or forgotten."""
+        """Saves what was added."""
         with self._lock:
             self._save()
 
@@ -84,20 +93,27 @@ class HashRecord:
                 with suppress(OSError):
                     self._file.unlink(missing_ok=True)
 
-    def _identity(self, path: str) -> list[int]:
-        status = (self._directory / path).stat()
-        return [status.st_size, status.st_mtime_ns, status.st_ino]
+    def _identity(self, status: os.stat_result, kind: HashKind) -> list[Any]:
+        identity = [status.st_size, status.st_mtime_ns, status.st_ino, str(kind)]
+        return identity if self._purpose is Purpose.DOWNLOAD else [*identity, status.st_ctime_ns]
+
+    def _is_recent(self, found_at: object) -> bool:
+        if self._purpose is Purpose.DOWNLOAD:
+            return True
+        return isinstance(found_at, float) and 0 <= time.time() - found_at <= _CHECKED_FOR_S
 
     def _load(self, file: Path) -> None:
         try:
             document = json.loads(file.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return
         if isinstance(document, dict) and document.get("directory") == str(self._directory):
             entries = document.get("files")
             if isinstance(entries, dict):
                 self._entries = {
-                    path: entry for path, entry in entries.items() if isinstance(entry, list)
+                    path: entry
+                    for path, entry in entries.items()
+                    if isinstance(entry, list) and len(entry) > 2
                 }
 
     def _save(self) -> None:

@@ -13,21 +13,58 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from k3rs.exceptions import CheckpointError
 from k3rs.hub.whole_file import PARTIAL_SUFFIX, write_whole
 
-__all__ = ["MANIFEST_FILE", "HashKind", "Hasher", "ListedFile", "Manifest"]
+__all__ = [
+    "MANIFEST_FILE",
+    "HashKind",
+    "Hasher",
+    "ListedFile",
+    "Manifest",
+    "check_name",
+    "shown",
+]
 
 MANIFEST_FILE = "k3rs-manifest.json"
 """The manifest that a download leaves in its directory."""
 
 _HINT = (
-    "this list of files cannot be used; `k3rs download`, and `k3rs verify MODEL --write-manifest "
-    "FILE`, make one"
+    "remove this list of files, which cannot be used; then `k3rs download` into its directory, or "
+    "`k3rs verify MODEL --write-manifest FILE`, makes a new one"
 )
+_SIZE_LIMIT = 1 << 63
+_LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value from somebody's list, for a message: short, and without what a terminal obeys."""
+    text = value if isinstance(value, str) else repr(value)
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def check_name(path: object, hint: str) -> None:
+    """Raises `CheckpointError` with `hint` unless `path` can be in a manifest."""
+    if (
+        not isinstance(path, str)
+        or not path.isprintable()
+        # An absolute path begins with an empty part.
+        or any(part in {"", ".", ".."} for part in path.split("/"))
+    ):
+        raise CheckpointError(
+            f"expected the name of a file inside of the model directory, found `{shown(path)}`",
+            hint,
+        )
+    if path.endswith(PARTIAL_SUFFIX):
+        raise CheckpointError(
+            f"expected names of finished files, found `{path}`",
+            f"names that end with `{PARTIAL_SUFFIX}` are those of unfinished downloads: finish "
+            "them, or remove such files",
+        )
 
 
 class Hasher(Protocol):
@@ -69,14 +106,21 @@ class ListedFile:
 
     def __post_init__(self) -> None:
         """Refuses what could not be, or would be written outside of the directory."""
-        _check_path(self.path)
-        if self.size_bytes < 0:
-            raise CheckpointError(f"`{self.path}`: expected a size, found {self.size_bytes}", _HINT)
-        if re.fullmatch(rf"[0-9a-f]{{{self.hash_kind.hex_digits}}}", self.hash) is None:
+        check_name(
+            self.path,
+            "such a name could lead out of the directory; do not trust this list of files",
+        )
+        if type(self.size_bytes) is not int or not 0 <= self.size_bytes < _SIZE_LIMIT:
+            raise CheckpointError(
+                f"`{self.path}`: expected a size from 0 to below 2^63 bytes, found "
+                f"`{shown(self.size_bytes)}`"
+            )
+        pattern = rf"[0-9a-f]{{{self.hash_kind.hex_digits}}}"
+        found: object = self.hash
+        if not isinstance(found, str) or re.fullmatch(pattern, found) is None:
             raise CheckpointError(
                 f"`{self.path}`: expected a {self.hash_kind} of {self.hash_kind.hex_digits} "
-                f"hexadecimal digits, found `{self.hash}`",
-                _HINT,
+                f"hexadecimal digits, found `{shown(found)}`"
             )
 
     @property
@@ -94,12 +138,19 @@ class Manifest:
     files: tuple[ListedFile, ...]
 
     def __post_init__(self) -> None:
-        """Refuses two files of one name."""
+        """Refuses two files of one name, and a file where others need a directory."""
         seen: set[str] = set()
         for path in self.paths:
             if path in seen:
-                raise CheckpointError(f"expected every file once, found `{path}` twice", _HINT)
+                raise CheckpointError(f"expected every file once, found `{path}` twice")
             seen.add(path)
+        for path in self.paths:
+            for above in map(str, PurePosixPath(path).parents):
+                if above in seen:
+                    raise CheckpointError(
+                        f"expected a directory `{above}` for `{path}`, found a file of that name "
+                        "in the same list"
+                    )
 
     @property
     def paths(self) -> Iterable[str]:
@@ -119,8 +170,8 @@ class Manifest:
             files = tuple(_listed_file(entry) for entry in document["files"])
             return cls(_origin(document["repo"]), _origin(document["revision"]), files)
         except CheckpointError as error:
-            raise CheckpointError(f"`{path}`: {error}", error.hint) from error
-        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"`{path}`: {error}", error.hint or _HINT) from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(
                 f"`{path}`: expected a manifest (repo, revision, and files with path, bytes and "
                 "sha256 or git_sha1), found something else",
@@ -141,30 +192,11 @@ class Manifest:
 
 
 def _origin(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
+    if value is None or (isinstance(value, str) and value.isprintable()):
         return value
     raise TypeError
 
 
 def _listed_file(entry: Any) -> ListedFile:
     kind = HashKind.SHA256 if "sha256" in entry else HashKind.GIT_SHA1
-    path, size_bytes, value = entry["path"], entry["bytes"], entry[kind]
-    if not isinstance(path, str) or type(size_bytes) is not int or not isinstance(value, str):
-        raise TypeError
-    return ListedFile(path, size_bytes, kind, value)
-
-
-def _check_path(path: str) -> None:
-    parts = path.split("/")
-    if any(part in {"", ".", ".."} for part in parts) or not path.isprintable():
-        # An absolute path begins with an empty part.
-        raise CheckpointError(
-            f"expected the name of a file inside of the model directory, found "
-            f"`{repr(path)[1:-1]}`",
-            "such a name could lead out of the directory; do not trust this list of files",
-        )
-    if path.endswith(PARTIAL_SUFFIX):
-        raise CheckpointError(
-            f"expected names of finished files, found `{path}`",
-            f"names that end with `{PARTIAL_SUFFIX}` are those of unfinished downloads",
-        )
+    return ListedFile(entry["path"], entry["bytes"], kind, entry[kind])

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -186,13 +187,19 @@ def _list(repo: str, revision: str | None) -> Manifest:
         ) from error
     except (HfHubHTTPError, OfflineModeIsEnabled):
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _strange_listing(repo) from error
-    if commit is None or not siblings or re.fullmatch(r"[0-9a-f]{40}", commit) is None:
+    if not isinstance(commit, str) or not siblings or re.fullmatch("[0-9a-f]{40}", commit) is None:
         raise _strange_listing(repo)
     # A manifest in the repository would be in the place of ours.
     listed = (sibling for sibling in siblings if sibling.rfilename != MANIFEST_FILE)
-    return Manifest(repo, commit, tuple(_listed_file(sibling, repo) for sibling in listed))
+    try:
+        return Manifest(repo, commit, tuple(_listed_file(sibling, repo) for sibling in listed))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the files of {repo} from {constants.ENDPOINT}: {error}",
+            error.hint or _strange_listing(repo).hint,
+        ) from error
 
 
 def _listed_file(sibling: "RepoSibling", repo: str) -> ListedFile:
@@ -275,11 +282,20 @@ def _asked_wait_s(response: httpx.Response) -> float | None:
     if re.fullmatch(r"\d{1,9}", asked):
         return float(asked)
     if asked:
-        try:
-            return max(0.0, parsedate_to_datetime(asked).timestamp() - time.time())
-        except ValueError:
-            return None
+        at_s = _seconds_of_date(asked)
+        # By the clock that has set the date: ours may be another one.
+        now_s = _seconds_of_date(response.headers.get("Date", ""))
+        return None if at_s is None else max(0.0, at_s - (now_s or time.time()))
     limit = parse_ratelimit_headers(response.headers)
     if response.status_code == 429 and limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
     return None
+
+
+def _seconds_of_date(text: str) -> float | None:
+    """Seconds since 1970 of the date in a header, in UTC unless it says; else `None`."""
+    try:
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -1,6 +1,7 @@
 """One file on its way from the hub: continued, checked, and put in place when it is right."""
 
 import io
+import os
 import threading
 from pathlib import Path
 from typing import TypeAlias
@@ -65,10 +66,11 @@ class Transfer:
             raise self._wrong_content()
         return sink.getvalue()
 
-    def into_directory(self, directory: Path) -> None:
+    def into_directory(self, directory: Path) -> os.stat_result:
         """Puts the file into `directory`, continuing what is left of an earlier attempt.
 
-        Unfinished it stays beside its place, unless its content is wrong.
+        Unfinished it stays beside its place, unless its content is wrong. Returns the status that
+        it had when it was complete.
         """
         partial = partial_path(directory, self._file.path)
         try:
@@ -79,6 +81,7 @@ class Transfer:
                 if sink.seek(0, io.SEEK_END) > self._file.size_bytes:
                     sink.truncate(0)
                 complete = self._complete(sink)
+                status = os.fstat(sink.fileno())
             if not complete:
                 partial.unlink()
                 raise self._wrong_content()
@@ -87,6 +90,7 @@ class Transfer:
             raise
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(partial)) from error
+        return status
 
     def _complete(self, sink: Sink) -> bool:
         """Fills `sink`, again if need be; whether it has the right content then."""

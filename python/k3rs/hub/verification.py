@@ -1,11 +1,12 @@
 """Whether the files of a checkpoint are those that were published: sizes first, then hashes.
 
-A check writes nothing into the directory. What it has hashed when it is interrupted is
-remembered in the user's cache directory and not hashed again by the next one, as long as the
-file does not change; when a check has come to its end, that is forgotten.
+A check writes nothing into the directory. The files that it has hashed when it is interrupted
+are remembered in the user's cache directory for a day and not hashed again by the next one, as
+long as they do not change; when a check has come to its end, that is forgotten.
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,20 @@ from typing import TypeAlias
 
 from k3rs.checkpoint import require_directory
 from k3rs.exceptions import CheckpointError
-from k3rs.hub.file_hashing import Target, hash_files, targets
+from k3rs.hub.file_hashing import ChangedFileError, Target, hash_files, targets
 from k3rs.hub.file_progress import FileProgress
 from k3rs.hub.hash_record import HashRecord, Purpose
-from k3rs.hub.manifest import MANIFEST_FILE, HashKind, ListedFile, Manifest
+from k3rs.hub.manifest import (
+    MANIFEST_FILE,
+    HashKind,
+    ListedFile,
+    Manifest,
+    check_name,
+)
 from k3rs.hub.release import RELEASED_SHARD_BYTES
+from k3rs.hub.whole_file import PARTIAL_SUFFIX
 
-__all__ = ["Problem", "Verification", "make_manifest", "saved_manifest", "verify"]
+__all__ = ["Problem", "Verification", "saved_manifest", "verify", "write_manifest"]
 
 _SHOWN_DIGITS = 12
 _LIBRARY_DIRECTORY = ".cache"
@@ -71,6 +79,7 @@ def verify(
     directory: str | os.PathLike[str],
     manifest: Manifest | None = None,
     *,
+    again: bool = False,
     progress: FileProgress | None = None,
     on_problem: OnProblem | None = None,
 ) -> Verification:
@@ -78,14 +87,22 @@ def verify(
 
     Without one the sizes of the shards are compared with those of the released checkpoint, and
     contents are not. `on_problem` is told each problem when it is found, those of sizes before
-    anything is hashed. Raises `CheckpointError` where there is nothing to compare with.
+    anything is hashed; the next download looks at that file again. With `again` everything is
+    hashed, also what an interrupted check has hashed. Raises `CheckpointError` where there is
+    nothing to compare with.
     """
     place = require_directory(directory)
+    if manifest is not None and not manifest.files:
+        raise CheckpointError(
+            "expected files to compare with, found a list without any", "choose another list"
+        )
     listed = _released_sizes(place) if manifest is None else _sizes(manifest.files)
     problems: list[Problem] = []
 
     def report(problem: Problem) -> None:
         problems.append(problem)
+        # Before anybody reads of it: who then interrupts this can have the file fetched again.
+        HashRecord(Purpose.DOWNLOAD, place).forget(problem.path)
         if on_problem is not None:
             on_problem(problem)
 
@@ -95,8 +112,9 @@ def verify(
     if manifest is not None:
         wrong = {problem.path for problem in problems}
         right = [file for file in manifest.files if file.path not in wrong]
-        read_bytes = _compare_contents(place, right, progress or FileProgress(), report)
-        _have_fetched_again(place, problems)
+        record = _record(Purpose.VERIFY, place, again=again)
+        read_bytes = _compare_contents(place, right, record, progress or FileProgress(), report)
+        record.delete()
     return Verification(
         files=len(listed),
         size_bytes=sum(listed.values()),
@@ -107,28 +125,48 @@ def verify(
     )
 
 
-def make_manifest(
+def write_manifest(
     directory: str | os.PathLike[str],
+    path: Path,
     *,
-    leave_out: Path | None = None,
+    again: bool = False,
     progress: FileProgress | None = None,
 ) -> Manifest:
-    """A manifest of the files that are in `directory` now, except `leave_out`.
+    """Writes a manifest of the files that are in `directory` now to `path`; itself is left out.
 
-    Raises `CheckpointError` for a file that cannot be read.
+    Raises `CheckpointError` for a file that cannot be read or cannot be listed by its name, the
+    latter before anything is hashed.
     """
     place = require_directory(directory)
-    wanted: list[Target] = []
-    for path in _files_in(place):
-        if leave_out is not None and (place / path).resolve() == leave_out.resolve():
-            continue
-        wanted.append((path, (place / path).stat().st_size, HashKind.SHA256))
-    record = HashRecord(Purpose.MANIFEST, place)
+    wanted = _listable_files(place, {path.resolve(), Path(f"{path.resolve()}{PARTIAL_SUFFIX}")})
+    record = _record(Purpose.MANIFEST, place, again=again)
     hashes = _hashes(place, wanted, record, progress or FileProgress())
-    record.delete()
-    return Manifest(
+    manifest = Manifest(
         None, None, tuple(ListedFile(path, size, kind, hashes[path]) for path, size, kind in wanted)
     )
+    manifest.write(path)
+    record.delete()
+    return manifest
+
+
+def _listable_files(place: Path, left_out: set[Path]) -> list[Target]:
+    wanted: list[Target] = []
+    for path in _files_in(place):
+        if (place / path).resolve() in left_out:
+            continue
+        check_name(path, "rename that file, or move it away")
+        status = (place / path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(
+                f"expected files in `{place}`, found `{path}`, which is something else",
+                "move it away",
+            )
+        wanted.append((path, status.st_size, HashKind.SHA256))
+    if not wanted:
+        raise CheckpointError(
+            f"expected files in `{place}`, found none", "give the directory of a model"
+        )
+    return wanted
 
 
 def _hashes(
@@ -140,7 +178,7 @@ def _hashes(
         if isinstance(outcome, OSError):
             raise CheckpointError(
                 f"cannot read `{place / path}`: {outcome.strerror}",
-                "check the disk and the permissions of the file",
+                "end what writes to it, and check the disk and the permissions of the file",
             )
         hashes[path] = outcome
 
@@ -149,7 +187,11 @@ def _hashes(
 
 
 def _compare_contents(
-    place: Path, files: Sequence[ListedFile], progress: FileProgress, report: OnProblem
+    place: Path,
+    files: Sequence[ListedFile],
+    record: HashRecord,
+    progress: FileProgress,
+    report: OnProblem,
 ) -> int:
     """Reports the files whose hash is another; returns how many bytes were read for it."""
     by_path = {file.path: file for file in files}
@@ -157,24 +199,22 @@ def _compare_contents(
     def compare(path: str, outcome: str | OSError) -> None:
         file = by_path[path]
         if isinstance(outcome, OSError):
-            report(Problem(path, "a readable file", outcome.strerror or str(outcome)))
+            changed = isinstance(outcome, ChangedFileError)
+            expected = "a file that stays as it is" if changed else "a readable file"
+            found = outcome.strerror or str(outcome)
+            report(Problem(path, expected, f"that it {found}" if changed else found))
         elif outcome != file.hash:
             expected, found = (value[:_SHOWN_DIGITS] for value in (file.hash, outcome))
             report(Problem(path, f"{file.hash_kind} {expected}...", f"other content, {found}..."))
 
-    record = HashRecord(Purpose.VERIFY, place)
-    read_bytes = hash_files(place, targets(files), record=record, progress=progress, found=compare)
-    record.delete()
-    return read_bytes
+    return hash_files(place, targets(files), record=record, progress=progress, found=compare)
 
 
-def _have_fetched_again(place: Path, problems: Sequence[Problem]) -> None:
-    """Takes wrong files out of what a download believes to be right."""
-    if problems:
-        record = HashRecord(Purpose.DOWNLOAD, place)
-        for problem in problems:
-            record.forget(problem.path)
-        record.save()
+def _record(purpose: Purpose, place: Path, *, again: bool) -> HashRecord:
+    record = HashRecord(purpose, place)
+    if again:
+        record.delete()
+    return record
 
 
 def _sizes(files: Sequence[ListedFile]) -> dict[str, int]:

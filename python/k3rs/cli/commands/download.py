@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from k3rs.cli.console import Console
-from k3rs.cli.transfer_progress import file_progress
+from k3rs.cli.transfer_progress import counted_files, file_progress
 from k3rs.exceptions import K3Error
 from k3rs.hub.checkpoint_part import CheckpointPart, parse_layers
 from k3rs.hub.download import DEFAULT_REPO, Downloaded, download
@@ -55,8 +55,9 @@ def _facts(done: Downloaded, directory: str) -> dict[str, Any]:
         "revision": manifest.revision,
         "directory": directory,
         "manifest": str(Path(directory) / MANIFEST_FILE),
-        "files": len(manifest.files),
-        "bytes": manifest.size_bytes,
+        "files": len(done.checked),
+        "bytes": sum(file.size_bytes for file in done.checked),
+        "other_files": len(manifest.files) - len(done.checked),
         "fetched_files": done.fetched_files,
         "fetched_bytes": done.fetched_bytes,
     }
@@ -64,10 +65,15 @@ def _facts(done: Downloaded, directory: str) -> dict[str, Any]:
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        f"{facts['repo']} at {facts['revision'][:_SHOWN_DIGITS]}: {facts['files']:,} files, "
+        f"{facts['repo']} at {facts['revision'][:_SHOWN_DIGITS]}: {counted_files(facts['files'])}, "
         f"{format_size(facts['bytes'])}, every hash as listed"
     )
+    if facts["other_files"]:
+        yield (
+            f"not looked at now: {counted_files(facts['other_files'])} of earlier downloads; "
+            f"`k3rs verify {shlex.quote(facts['directory'])}` compares them as well"
+        )
     yield (
-        f"fetched now: {facts['fetched_files']:,} files, {format_size(facts['fetched_bytes'])} "
-        "over the network"
+        f"fetched now: {counted_files(facts['fetched_files'])}, "
+        f"{format_size(facts['fetched_bytes'])} over the network"
     )

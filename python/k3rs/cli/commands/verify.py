@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import shlex
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 from k3rs.checkpoint import require_directory
 from k3rs.cli.console import Console
-from k3rs.cli.transfer_progress import file_progress
+from k3rs.cli.pending_file import require_place
+from k3rs.cli.transfer_progress import counted_files, file_progress
 from k3rs.exceptions import CheckpointError, InputError
 from k3rs.hub.file_progress import FileProgress
-from k3rs.hub.manifest import Manifest
-from k3rs.hub.verification import Problem, Verification, make_manifest, saved_manifest, verify
+from k3rs.hub.manifest import Manifest, shown
+from k3rs.hub.verification import Problem, Verification, saved_manifest, verify, write_manifest
+from k3rs.hub.whole_file import PARTIAL_SUFFIX
 from k3rs.sizes import format_size
 
 __all__ = ["run"]
@@ -30,7 +33,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     try:
         act(arguments, console)
     except KeyboardInterrupt:
-        console.note("what was hashed is remembered: the same command continues from there")
+        console.note(
+            "files that were hashed to their end are remembered: the same command continues from "
+            "there"
+        )
         raise
 
 
@@ -43,16 +49,22 @@ def _compare(arguments: argparse.Namespace, console: Console) -> None:
             if manifest is not None:
                 progress.note(f"problem: {problem}")
 
-        done = verify(arguments.model, manifest, progress=progress, on_problem=show_at_once)
+        done = verify(
+            arguments.model,
+            manifest,
+            again=arguments.again,
+            progress=progress,
+            on_problem=show_at_once,
+        )
     if arguments.json:
         console.facts(_facts(arguments, manifest, done))
     else:
         console.answer("".join(f"{line}\n" for line in _lines(manifest, done)))
     if not done.good:
         raise CheckpointError(
-            f"`{arguments.model}`: expected {done.files:,} right files, found "
+            f"`{arguments.model}`: expected {counted_files(done.files)} as listed, found "
             f"{len(done.problems):,} that have to be fetched again",
-            _repair_hint(manifest),
+            _repair_hint(arguments.model, manifest),
         )
 
 
@@ -77,9 +89,10 @@ def _write_manifest(arguments: argparse.Namespace, console: Console) -> None:
         raise InputError(
             f"expected a file in a directory that exists, found `{path}`", "make the directory"
         )
+    for place in (path, path.with_name(f"{path.name}{PARTIAL_SUFFIX}")):
+        require_place(str(place))
     with file_progress(console) as progress:
-        manifest = make_manifest(arguments.model, leave_out=path, progress=progress)
-    manifest.write(path)
+        manifest = write_manifest(arguments.model, path, again=arguments.again, progress=progress)
     if arguments.json:
         console.facts(
             {
@@ -91,17 +104,23 @@ def _write_manifest(arguments: argparse.Namespace, console: Console) -> None:
         )
         return
     console.answer(
-        f"wrote {path}: {len(manifest.files):,} files, {format_size(manifest.size_bytes)}, as "
-        "they are now\n"
+        f"wrote {path}: {counted_files(len(manifest.files))}, {format_size(manifest.size_bytes)}, "
+        "as they are now\n"
     )
 
 
-def _repair_hint(manifest: Manifest | None) -> str:
-    if manifest is None or manifest.repo is None:
+def _repair_hint(directory: str, manifest: Manifest | None) -> str:
+    if manifest is None:
+        return (
+            f"`k3rs download {shlex.quote(directory)}` fetches what is missing and what has "
+            "another size"
+        )
+    if manifest.repo is None:
         return "replace them, and compare again"
+    # A download of another user, or with another cache directory, may still believe in them.
     return (
-        f"repeat the `k3rs download` of {manifest.repo} that made the directory: it replaces what "
-        "is wrong and keeps the rest"
+        f"delete the wrong files and repeat the `k3rs download` of {manifest.repo} that made the "
+        "directory: it fetches them and keeps the rest"
     )
 
 
@@ -133,15 +152,18 @@ def _lines(manifest: Manifest | None, done: Verification) -> Iterator[str]:
         source = "a manifest of files of unknown origin"
     else:
         source = f"{manifest.repo} at {str(manifest.revision)[:_SHOWN_DIGITS]}"
-    yield f"compared with {source}: {done.files:,} files, {format_size(done.size_bytes)}"
+    yield f"compared with {source}: {counted_files(done.files)}, {format_size(done.size_bytes)}"
     if done.contents_checked and done.read_bytes < done.size_bytes and done.good:
         known = format_size(done.size_bytes - done.read_bytes)
-        yield f"{known} of them had been hashed before an interruption"
+        yield (
+            f"{known} of them were hashed by another check, within a day, that has not come to its "
+            "end; --again hashes everything"
+        )
     if done.extra:
-        shown = ", ".join(done.extra[:_LONGEST_LIST])
+        names = ", ".join(map(shown, done.extra[:_LONGEST_LIST]))
         left_out = len(done.extra) - _LONGEST_LIST
         more = f", ... ({left_out} more)" if left_out > 0 else ""
-        yield f"note: not listed, and not checked: {shown}{more}"
+        yield f"note: not listed, and not checked: {names}{more}"
     if done.problems:
         yield "to be fetched again:"
         yield from (f"  {problem}" for problem in done.problems)
