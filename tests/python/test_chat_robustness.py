@@ -72,6 +72,24 @@ def test_a_terminal_that_is_closed_loses_nothing(tmp_path: Path, ending: signal.
     assert "1 turn, " in done.stderr
 
 
+def test_a_closed_terminal_that_is_to_be_ignored_is_ignored(tmp_path: Path) -> None:
+    """As `nohup` starts programs."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(tmp_path, *SHORT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Hello\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    stdout, stderr = process.communicate(b"And?\n", timeout=TIME_LIMIT_S)
+    assert process.returncode == 0, stderr
+    assert stdout.strip()
+
+
 def test_nothing_does_not_replace_a_conversation(tmp_path: Path) -> None:
     assert say(tmp_path, "Hello\n", *SHORT, "--save-state", "kept").status == 0
     before = (tmp_path / "kept").read_bytes()

@@ -8,18 +8,26 @@ from types import FrameType
 __all__ = ["GentleInterrupt", "Terminated", "ended_by_signals", "gentle_interrupt"]
 
 
+# Ignored, or handled by something that is not Python.
+_LEFT_ALONE = (signal.SIG_IGN, None)
+
+
 class Terminated(KeyboardInterrupt):
     """The terminal was closed, or somebody asked the process to end."""
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGHUP and SIGTERM raise `Terminated`, so that what was said can be kept."""
+    """SIGHUP and SIGTERM raise `Terminated`, so that what was said can be kept.
+
+    Those that are ignored stay so.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    before = {number: old for number, old in handlers.items() if old not in _LEFT_ALONE}
     for number in before:
         signal.signal(number, end)
     try:
@@ -45,7 +53,7 @@ def gentle_interrupt(on_request: Callable[[], None]) -> Iterator[GentleInterrupt
     """
     interrupt = GentleInterrupt()
     before = signal.getsignal(signal.SIGINT)
-    if before in (signal.SIG_IGN, None):
+    if before in _LEFT_ALONE:
         yield interrupt
         return
 
