@@ -14,7 +14,7 @@ use _k3rs::Error;
 use _k3rs::engine::{Control, Engine, EngineOptions, Logits, Session, Wanted, plan};
 use _k3rs::format::catalog::Catalog;
 use _k3rs::io::extent::Extent;
-use _k3rs::io::file::{Access, WeightFile};
+use _k3rs::io::file::Access;
 use _k3rs::io::sim_queue::{Misbehaviour, SimulatedQueue};
 use _k3rs::model::binding::bind;
 use _k3rs::model::router::Route;
@@ -56,11 +56,6 @@ fn open(options: &EngineOptions) -> Arc<Engine> {
     Arc::new(Engine::open(&fixture(), options).unwrap())
 }
 
-fn open_files(catalog: &Catalog, access: Access) -> Vec<WeightFile> {
-    let shards = catalog.files.iter();
-    shards.map(|shard| WeightFile::open(&shard.path, access).unwrap()).collect()
-}
-
 /// The engine over a simulated disk, and the disk.
 fn open_simulated(
     directory: &Path,
@@ -68,7 +63,7 @@ fn open_simulated(
     options: &EngineOptions,
 ) -> (Arc<Engine>, Arc<SimulatedQueue>) {
     let catalog = Catalog::open(directory).unwrap();
-    let files = Arc::new(open_files(&catalog, options.access));
+    let files = Arc::new(catalog.open_files(options.access).unwrap());
     let queue = Arc::new(SimulatedQueue::new(Arc::clone(&files), how).unwrap());
     let seam: Arc<SimulatedQueue> = Arc::clone(&queue);
     (Arc::new(Engine::with_queue(catalog, files, seam, options).unwrap()), queue)
@@ -175,7 +170,8 @@ fn tiles_readers_chunks_and_access() {
 fn the_first_token_reads_every_tile_and_the_others_what_is_not_pinned() {
     within_time(|| {
         let catalog = Catalog::open(&fixture()).unwrap();
-        let walk = bind(&catalog, &open_files(&catalog, Access::Auto), 2000, None).unwrap().walk;
+        let walk =
+            bind(&catalog, &catalog.open_files(Access::Auto).unwrap(), 2000, None).unwrap().walk;
         for pinned in [0, 100_000, 400_000, 1_000_000, u64::MAX / 2] {
             let engine = open(&options(2000, pinned, 0));
             let tiles = || walk.iter().zip(&engine.plan().pinned);

@@ -3,11 +3,13 @@
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import k3rs
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -32,6 +34,22 @@ class StoredTensor:
 def copy_checkpoint(source: Path, directory: Path) -> Path:
     """A copy that may be changed, with fresh files; returns `directory`."""
     return Path(shutil.copytree(source, directory))
+
+
+def larger_checkpoint(
+    source: Path, parent: Path, sizes: Mapping[str, int], *, head_dim: int, heads: int
+) -> dict[str, Any]:
+    """Writes `parent / "model"`: random weights, the layers of `source`, and other sizes.
+
+    `sizes` are those of the text model, the last two those of its linear attention. Returns
+    what `k3rs.synthesize` says of it.
+    """
+    config = json.loads((source / CONFIG).read_bytes())
+    config["text_config"] |= sizes
+    config["text_config"]["linear_attn_config"] |= {"head_dim": head_dim, "num_heads": heads}
+    config["vision_config"]["text_hidden_size"] = sizes["hidden_size"]
+    (parent / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return k3rs.synthesize(parent / "model", config=parent / CONFIG, seed=7)
 
 
 def shard_of(directory: Path, name: str) -> Path:

@@ -15,12 +15,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from harness import TIME_LIMIT_S, Completed, command_environment
 
 from k3rs.cli.main import main
+from k3rs.closing import Closing
 
 
 class Running:
@@ -53,7 +53,7 @@ class Running:
         return Completed(status, stdout, self.stderr())
 
 
-class ForkingRunner:
+class ForkingRunner(Closing):
     """Starts runs of the command, with `environment` in addition to the usual one."""
 
     def __init__(self, **environment: str) -> None:
@@ -68,15 +68,8 @@ class ForkingRunner:
             text=True,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends it, and removes what its runs have said."""
         self._helper.communicate(timeout=TIME_LIMIT_S)
         self._outputs.cleanup()
 

@@ -3,7 +3,6 @@
 What a continued pack leaves is, byte for byte, what an uninterrupted one would have written.
 """
 
-import json
 import os
 import random
 import re
@@ -14,9 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from checkpoint_edit import larger_checkpoint
 from harness import TIME_LIMIT_S, RunK3rs, command_environment, file_names, run_python
 from packed_trunks import (
     PARTIAL,
@@ -35,7 +34,7 @@ import k3rs
 KILLS = 20
 RECORD_BYTES = 16
 # With them the trunk is 151 MB long.
-LARGE_SIZES: dict[str, Any] = {
+LARGE_SIZES = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "kv_lora_rank": 256,
@@ -54,13 +53,8 @@ LARGE_SIZES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def large_path(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A random checkpoint with a trunk of nine pieces."""
-    config = json.loads((model_path / "config.json").read_bytes())
-    config["text_config"] |= LARGE_SIZES
-    config["text_config"]["linear_attn_config"] |= {"head_dim": 128, "num_heads": 12}
-    config["vision_config"]["text_hidden_size"] = LARGE_SIZES["hidden_size"]
     parent = tmp_path_factory.mktemp("large")
-    (parent / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    k3rs.synthesize(parent / "model", config=parent / "config.json", seed=7)
+    larger_checkpoint(model_path, parent, LARGE_SIZES, head_dim=128, heads=12)
     yield parent / "model"
     shutil.rmtree(parent)
 

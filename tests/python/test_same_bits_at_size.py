@@ -7,7 +7,6 @@ slots at the smallest budget.
 
 import hashlib
 import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_edit import larger_checkpoint
 from numpy.typing import NDArray
 
 import k3rs
@@ -63,13 +63,8 @@ class Written:
 @pytest.fixture(scope="module")
 def large_path(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A random checkpoint with the layers of the fixture and larger sizes."""
-    config = json.loads((model_path / "config.json").read_bytes())
-    config["text_config"] |= SIZES
-    config["text_config"]["linear_attn_config"] |= {"head_dim": 72, "num_heads": 7}
-    config["vision_config"]["text_hidden_size"] = SIZES["hidden_size"]
     parent = tmp_path_factory.mktemp("same bits at size")
-    (parent / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    facts = k3rs.synthesize(parent / "model", config=parent / "config.json", seed=7)
+    facts = larger_checkpoint(model_path, parent, SIZES, head_dim=72, heads=7)
     assert 30e6 < facts["tensor_bytes"] < 60e6
     yield parent / "model"
     shutil.rmtree(parent)

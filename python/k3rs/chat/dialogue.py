@@ -181,8 +181,9 @@ class Dialogue(Closing):
         self.prompt_tokens = self.reply_tokens = 0
         self.prompt_seconds = 0.0
         self._is_stopped = False
-        limit = self._limit(len(asked.prompt()), max_tokens)
-        self._open = self._events(asked, limit, sampler, progress)
+        prompt = asked.prompt()
+        limit = self._limit(len(prompt), max_tokens)
+        self._open = self._events(asked, prompt, limit, sampler, progress)
         return self._open
 
     def _end_reply(self) -> None:
@@ -194,6 +195,7 @@ class Dialogue(Closing):
     def _events(
         self,
         asked: Conversation,
+        prompt: list[int],
         limit: int,
         sampler: Sampler | None,
         progress: Progress | None,
@@ -201,7 +203,7 @@ class Dialogue(Closing):
         parser = asked.parser()
         is_over = False
         try:
-            session = self._cache.session(asked.prompt())
+            session = self._cache.session(prompt)
             self.prompt_tokens = len(session.pending)
             self._keep()
             started = time.perf_counter()

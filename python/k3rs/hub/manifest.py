@@ -26,6 +26,7 @@ __all__ = [
     "ListedFile",
     "Manifest",
     "check_name",
+    "short_hash",
     "shown",
 ]
 
@@ -38,6 +39,7 @@ _HINT = (
 )
 _SIZE_LIMIT = 1 << 63
 _LONGEST_SHOWN = 80
+_SHORT_DIGITS = 12
 
 
 def shown(value: object) -> str:
@@ -45,6 +47,11 @@ def shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def short_hash(digits: str) -> str:
+    """The beginning of a hash or of a commit, by which people tell them apart."""
+    return digits[:_SHORT_DIGITS]
 
 
 def check_name(path: object, hint: str) -> None:

@@ -23,13 +23,13 @@ from k3rs.hub.manifest import (
     ListedFile,
     Manifest,
     check_name,
+    short_hash,
 )
 from k3rs.hub.release import RELEASED_SHARD_BYTES
 from k3rs.hub.whole_file import PARTIAL_SUFFIX
 
 __all__ = ["Problem", "Verification", "saved_manifest", "verify", "write_manifest"]
 
-_SHOWN_DIGITS = 12
 _LIBRARY_DIRECTORY = ".cache"
 """Where `hf_hub_download` keeps its notes about a directory."""
 
@@ -204,7 +204,7 @@ def _compare_contents(
             found = outcome.strerror or str(outcome)
             report(Problem(path, expected, f"that it {found}" if changed else found))
         elif outcome != file.hash:
-            expected, found = (value[:_SHOWN_DIGITS] for value in (file.hash, outcome))
+            expected, found = short_hash(file.hash), short_hash(outcome)
             report(Problem(path, f"{file.hash_kind} {expected}...", f"other content, {found}..."))
 
     return hash_files(place, targets(files), record=record, progress=progress, found=compare)

@@ -23,6 +23,15 @@ impl Control {
         self.layers_done.load(Ordering::Relaxed)
     }
 
+    /// Called by other work after each of its steps, which are to it what layers
+    /// are to a sweep.
+    ///
+    /// # Errors
+    /// As [`Control::layer_done`].
+    pub fn step_done(&self) -> Result<()> {
+        self.layer_done(self.layers_done())
+    }
+
     /// Called by the sweep after each layer.
     ///
     /// # Errors

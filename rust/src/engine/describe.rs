@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::format::catalog::{Catalog, ShardFile, TensorTally};
 use crate::format::dtype::Dtype;
 use crate::format::survey::{Part, Survey};
-use crate::io::file::{Access, WeightFile};
+use crate::io::file::Access;
 use crate::io::threads::compute_pool;
 use crate::model::binding::bind;
 use crate::storage::memory_plan::TILE_BYTES;
@@ -59,9 +59,11 @@ pub fn inspect(directory: &Path) -> Result<Value> {
                 (model, Some(json!({"error": problem, "hint": hint})))
             }
         };
-        let whole = Some(survey.first_layers()).filter(|layers| *layers > 0);
-        let can_open = |layers: &usize| Catalog::open_first(directory, Some(*layers)).is_ok();
-        let runnable_layers = whole.filter(can_open).unwrap_or(0);
+        let runnable_layers = match (&problem, survey.first_layers()) {
+            (None, layers) => layers,
+            (Some(_), 0) => 0,
+            (Some(_), layers) => Catalog::open_first(directory, Some(layers)).map_or(0, |_| layers),
+        };
         let sum = |part: fn(&crate::format::survey::LayerSurvey) -> Part| {
             survey.layers.iter().map(part).fold(TensorTally::default(), |sum, part| TensorTally {
                 count: sum.count + part.found,
@@ -104,9 +106,7 @@ pub fn inspect(directory: &Path) -> Result<Value> {
 /// Parameters and fingerprint of a model that can be run.
 fn open(directory: &Path) -> Result<Value> {
     let catalog = Catalog::open(directory)?;
-    let shards = catalog.files.iter();
-    let shards = shards.map(|shard| WeightFile::open(&shard.path, Access::Auto));
-    let files = shards.collect::<Result<Vec<_>>>()?;
+    let files = catalog.open_files(Access::Auto)?;
     let model = bind(&catalog, &files, TILE_BYTES, None)?;
     Ok(json!({
         "parameters": catalog.parameter_count(),

@@ -252,9 +252,7 @@ impl Prepared {
     fn open(directory: &Path, options: &EngineOptions) -> Result<Self> {
         let threads = compute_pool(options.threads)?;
         let catalog = threads.install(|| Catalog::open_first(directory, options.layers))?;
-        let files = catalog.files.iter();
-        let files = files.map(|shard| WeightFile::open(&shard.path, options.access));
-        let mut files: Vec<WeightFile> = files.collect::<Result<_>>()?;
+        let mut files = catalog.open_files(options.access)?;
         let id = FileId(files.len() as u16);
         let trunk = options.trunk.as_deref().map(|trunk| PackedTrunk::open(trunk, id));
         let trunk = trunk.transpose()?;

@@ -25,7 +25,7 @@ use crate::io::buffer::AlignedBuffer;
 use crate::io::extent::{Extent, FileId};
 use crate::io::file::{Access, WeightFile};
 use crate::io::output_file::{OutputFile, failure, require_room};
-use crate::io::threads::compute_pool;
+use crate::io::threads::{compute_pool, physical_cores};
 use crate::model::binding::bind;
 use crate::storage::memory_plan::TILE_BYTES;
 
@@ -68,12 +68,9 @@ impl Packing {
     /// trunk of another model; [`Error::InvalidInput`] if it lies within the model.
     pub fn plan(model: &Path, directory: &Path) -> Result<Self> {
         refuse_inside(model, directory)?;
-        let threads = compute_pool(None)?;
-        let threads = compute_pool(Some(THREADS_PER_CORE * threads.current_num_threads()))?;
+        let threads = compute_pool(Some(THREADS_PER_CORE * physical_cores()))?;
         let catalog = threads.install(|| Catalog::open(model))?;
-        let open =
-            |shard: &crate::format::catalog::ShardFile| WeightFile::open(&shard.path, Access::Auto);
-        let files = catalog.files.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let files = catalog.open_files(Access::Auto)?;
         let bound = threads.install(|| bind(&catalog, &files, TILE_BYTES, None))?;
         let mut order = Vec::new();
         let mut data_bytes = 0;
@@ -276,8 +273,8 @@ fn refuse_inside(model: &Path, directory: &Path) -> Result<()> {
     let failed = |source| Error::io("open", model, source);
     let model = fs::canonicalize(model).map_err(failed)?;
     let target = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-    let inside = target.ancestors().filter_map(|parent| fs::canonicalize(parent).ok());
-    if !inside.into_iter().any(|parent| parent == model) {
+    let mut above = target.ancestors().filter_map(|parent| fs::canonicalize(parent).ok());
+    if !above.any(|parent| parent == model) {
         return Ok(());
     }
     Err(Error::invalid(

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::format::config::ModelConfig;
 use crate::format::dtype::Dtype;
 use crate::io::extent::{Extent, FileId};
+use crate::io::file::{Access, WeightFile};
 
 pub use super::expert_table::{ExpertPart, ExpertTable};
 
@@ -189,6 +190,14 @@ impl Catalog {
     /// Full name of an expert's tensor as on disk, for messages.
     pub fn expert_tensor_name(&self, layer: usize, expert: usize, part: ExpertPart) -> String {
         format!("{}{}", self.prefix, tensor_names::expert(layer, expert, part))
+    }
+
+    /// Opens all shards for reading, in the order of [`FileId`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open_files(&self, access: Access) -> Result<Vec<WeightFile>> {
+        self.files.iter().map(|shard| WeightFile::open(&shard.path, access)).collect()
     }
 
     /// The shard that an extent lies in.

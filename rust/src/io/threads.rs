@@ -28,7 +28,7 @@ pub fn not_started(what: &str, reason: &dyn Display) -> Error {
 
 /// Physical cores that this process may run on: hyper-threads share the units
 /// that the kernels saturate.
-fn physical_cores() -> usize {
+pub fn physical_cores() -> usize {
     let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let list = Path::new("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list");
     let siblings = std::fs::read_to_string(list).ok();

@@ -20,7 +20,7 @@ pub(super) fn pack_trunk(
 ) -> PyResult<String> {
     let packing = py.detach(|| Packing::plan(&model, &directory))?;
     let pieces = packing.pieces() as usize;
-    let write = |control: &Control| packing.write(&|| piece_done(control));
+    let write = |control: &Control| packing.write(&|| control.step_done());
     let facts = gil::run(py, progress.as_ref(), pieces, write, || ())?;
     Ok(json!(facts).to_string())
 }
@@ -36,11 +36,6 @@ pub(super) fn verify_trunk(
 ) -> PyResult<()> {
     let packing = py.detach(|| Packing::plan(&model, &directory))?;
     let pieces = packing.pieces() as usize;
-    let check = |control: &Control| packing.verify(&|| piece_done(control));
+    let check = |control: &Control| packing.verify(&|| control.step_done());
     gil::run(py, progress.as_ref(), pieces, check, || ())
-}
-
-/// A piece is to `Control` what a layer is of a sweep.
-fn piece_done(control: &Control) -> crate::Result<()> {
-    control.layer_done(control.layers_done())
 }

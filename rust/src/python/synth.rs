@@ -30,10 +30,7 @@ pub(super) fn synthesize(
         py,
         progress.as_ref(),
         synthesis.steps(),
-        |control| {
-            // A step of the writer is to `Control` what a layer is of a sweep.
-            synthesis.write(&|| control.layer_done(control.layers_done()))
-        },
+        |control| synthesis.write(&|| control.step_done()),
         || (),
     )?;
     let mut facts = json!(synthesis.facts());

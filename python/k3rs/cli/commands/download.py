@@ -11,12 +11,10 @@ from k3rs.cli.transfer_progress import counted_files, file_progress
 from k3rs.exceptions import K3Error
 from k3rs.hub.checkpoint_part import CheckpointPart, parse_layers
 from k3rs.hub.download import DEFAULT_REPO, Downloaded, download
-from k3rs.hub.manifest import MANIFEST_FILE
+from k3rs.hub.manifest import MANIFEST_FILE, short_hash
 from k3rs.sizes import format_size
 
 __all__ = ["run"]
-
-_SHOWN_DIGITS = 12
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -65,7 +63,7 @@ def _facts(done: Downloaded, directory: str) -> dict[str, Any]:
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        f"{facts['repo']} at {facts['revision'][:_SHOWN_DIGITS]}: {counted_files(facts['files'])}, "
+        f"{facts['repo']} at {short_hash(facts['revision'])}: {counted_files(facts['files'])}, "
         f"{format_size(facts['bytes'])}, every hash as listed"
     )
     if facts["other_files"]:

@@ -14,14 +14,13 @@ from k3rs.cli.pending_file import require_place
 from k3rs.cli.transfer_progress import counted_files, file_progress
 from k3rs.exceptions import CheckpointError, InputError
 from k3rs.hub.file_progress import FileProgress
-from k3rs.hub.manifest import Manifest, shown
+from k3rs.hub.manifest import Manifest, short_hash, shown
 from k3rs.hub.verification import Problem, Verification, saved_manifest, verify, write_manifest
 from k3rs.hub.whole_file import PARTIAL_SUFFIX
 from k3rs.sizes import format_size
 
 __all__ = ["run"]
 
-_SHOWN_DIGITS = 12
 _LONGEST_LIST = 12
 
 
@@ -151,7 +150,7 @@ def _lines(manifest: Manifest | None, done: Verification) -> Iterator[str]:
     elif manifest.repo is None:
         source = "a manifest of files of unknown origin"
     else:
-        source = f"{manifest.repo} at {str(manifest.revision)[:_SHOWN_DIGITS]}"
+        source = f"{manifest.repo} at {short_hash(str(manifest.revision))}"
     yield f"compared with {source}: {counted_files(done.files)}, {format_size(done.size_bytes)}"
     if done.contents_checked and done.read_bytes < done.size_bytes and done.good:
         known = format_size(done.size_bytes - done.read_bytes)
