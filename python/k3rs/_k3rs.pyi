@@ -12,6 +12,7 @@ __all__ = [
     "__version__",
     "available_backends",
     "bench",
+    "hash_file",
     "inspect",
     "measure_device",
     "memory_read_gb_s",
@@ -40,6 +41,13 @@ def measure_device(paths: Sequence[str], seconds: float) -> str:
 
 def write_probe_file(path: str, size_bytes: int) -> None:
     """Writes random bytes to a new file, to measure a device by."""
+
+def hash_file(path: str, algorithm: str, advanced: Callable[[int], bool]) -> str | None:
+    """The hexadecimal `sha256` or `git_sha1` of a file, or `None` once `advanced` returns false.
+
+    `advanced` is told how many more bytes were hashed. Blocks of 4 MiB, eight of them read ahead.
+    Raises `k3rs.exceptions.ReadError`.
+    """
 
 def inspect(path: str) -> str:
     """Facts about a checkpoint directory, complete or not, as JSON text."""

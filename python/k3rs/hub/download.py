@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from k3rs.exceptions import CheckpointError
+from k3rs.exceptions import CheckpointError, ReadError
 from k3rs.hub.checkpoint_part import INDEX_FILE, WHOLE, CheckpointPart
 from k3rs.hub.directory_lock import exclusive
 from k3rs.hub.file_hashing import ChangedFileError, hash_files, targets
@@ -160,13 +160,9 @@ class _Download:
         ]
         hashes: dict[str, str | OSError] = {}
 
-        def found(path: str, outcome: str | OSError) -> None:
+        def found(path: str, outcome: str | CheckpointError | ReadError) -> None:
             if isinstance(outcome, ChangedFileError):
-                raise CheckpointError(
-                    f"expected `{self._directory / path}` to stay as it is, found that it "
-                    f"{outcome.strerror}",
-                    "end what writes to it, then run the same command again",
-                )
+                raise outcome
             hashes[path] = outcome
 
         if same_size:

@@ -1,13 +1,12 @@
 """Hashes of many large files at the speed of the disk."""
 
-import errno
-import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from k3rs import _k3rs
+from k3rs.exceptions import CheckpointError, ReadError
 from k3rs.hub.file_progress import FileProgress
 from k3rs.hub.hash_record import HashRecord
 from k3rs.hub.manifest import HashKind, ListedFile
@@ -18,16 +17,18 @@ __all__ = ["ChangedFileError", "Target", "hash_files", "targets"]
 Target = tuple[str, int, HashKind]
 """A file of a directory: its name there, its size in bytes, and the hash that is wanted."""
 
-_BLOCK_BYTES = 4 << 20
 _THREADS_MIN = 2
 _THREADS_MAX = 8
 
 
-class ChangedFileError(OSError):
+class ChangedFileError(CheckpointError):
     """A file has not been the same all the time while it was read."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(errno.EBUSY, "changed while it was read", str(path))
+        super().__init__(
+            f"expected `{path}` to stay as it is, found that it changed while it was read",
+            "end what writes to it, then run the same command again",
+        )
 
 
 def targets(files: Sequence[ListedFile]) -> list[Target]:
@@ -41,14 +42,14 @@ def hash_files(
     *,
     record: HashRecord,
     progress: FileProgress,
-    found: Callable[[str, str | OSError], None],
+    found: Callable[[str, str | CheckpointError | ReadError], None],
 ) -> int:
     """Calls `found` with the name and the hash of every file, or the error of reading it.
 
     What `record` knows is not read again, and what is hashed is added to it. The largest come
     first, so that no thread is left alone with one at the end. Each thread, one a CPU and
-    two to eight, has a block of 4 MiB. What was read does not stay in the page cache, which is
-    there for the model. Returns how many bytes were read.
+    two to eight, reads 32 MiB ahead, past the page cache where that works: it is there for the
+    model. Returns how many bytes were read.
     """
     waiting: list[Target] = []
     for path, size_bytes, kind in wanted:
@@ -69,7 +70,7 @@ def hash_files(
         progress.start(path, size_bytes, 0)
         try:
             outcome = _hash(directory / path, target, stop, progress)
-        except OSError as error:
+        except (CheckpointError, ReadError) as error:
             progress.abandon(path)
             found(path, error)
             return
@@ -92,29 +93,32 @@ def _hash(
 ) -> tuple[str, os.stat_result] | None:
     """The hash of a file and what it was found for; `None` when stopped."""
     path, size_bytes, kind = target
-    hasher = kind.hasher(size_bytes)
-    descriptor = os.open(file, os.O_RDONLY)
+
+    def advanced(count: int) -> bool:
+        progress.advance(path, count)
+        return not stop.is_set()
+
+    before = _status(file)
     try:
-        before = os.fstat(descriptor)
-        with suppress(OSError):  # only advice
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        with mmap.mmap(-1, _BLOCK_BYTES) as block, memoryview(block) as view:
-            offset = 0
-            while count := os.preadv(descriptor, [view], offset):
-                hasher.update(view[:count])
-                with suppress(OSError):
-                    os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
-                offset += count
-                progress.advance(path, count)
-                if stop.is_set():
-                    return None
-        after = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+        found = _k3rs.hash_file(str(file), kind, advanced)
+    except ReadError:
+        if _changes(_status(file)) != _changes(before):
+            raise ChangedFileError(file) from None
+        raise
+    if found is None:
+        return None
+    after = _status(file)
     if after.st_size != size_bytes or _changes(after) != _changes(before):
         raise ChangedFileError(file)
-    return hasher.hexdigest(), after
+    return found, after
 
 
-def _changes(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _status(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except OSError as error:
+        raise ReadError(f"cannot measure `{file}`: {error.strerror}") from error
+
+
+def _changes(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from k3rs.checkpoint import require_directory
-from k3rs.exceptions import CheckpointError
+from k3rs.exceptions import CheckpointError, ReadError
 from k3rs.hub.file_hashing import ChangedFileError, Target, hash_files, targets
 from k3rs.hub.file_progress import FileProgress
 from k3rs.hub.hash_record import HashRecord, Purpose
@@ -174,12 +174,9 @@ def _hashes(
 ) -> dict[str, str]:
     hashes: dict[str, str] = {}
 
-    def found(path: str, outcome: str | OSError) -> None:
-        if isinstance(outcome, OSError):
-            raise CheckpointError(
-                f"cannot read `{place / path}`: {outcome.strerror}",
-                "end what writes to it, and check the disk and the permissions of the file",
-            )
+    def found(path: str, outcome: str | CheckpointError | ReadError) -> None:
+        if not isinstance(outcome, str):
+            raise outcome
         hashes[path] = outcome
 
     hash_files(place, wanted, record=record, progress=progress, found=found)
@@ -196,13 +193,12 @@ def _compare_contents(
     """Reports the files whose hash is another; returns how many bytes were read for it."""
     by_path = {file.path: file for file in files}
 
-    def compare(path: str, outcome: str | OSError) -> None:
+    def compare(path: str, outcome: str | CheckpointError | ReadError) -> None:
         file = by_path[path]
-        if isinstance(outcome, OSError):
-            changed = isinstance(outcome, ChangedFileError)
-            expected = "a file that stays as it is" if changed else "a readable file"
-            found = outcome.strerror or str(outcome)
-            report(Problem(path, expected, f"that it {found}" if changed else found))
+        if isinstance(outcome, ChangedFileError):
+            report(Problem(path, "a file that stays as it is", "that it changed while it was read"))
+        elif not isinstance(outcome, str):
+            report(Problem(path, "a readable file", str(outcome)))
         elif outcome != file.hash:
             expected, found = short_hash(file.hash), short_hash(outcome)
             report(Problem(path, f"{file.hash_kind} {expected}...", f"other content, {found}..."))

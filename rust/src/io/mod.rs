@@ -3,6 +3,7 @@
 pub mod buffer;
 pub mod extent;
 pub mod file;
+pub mod file_hash;
 pub mod output_file;
 pub mod queue;
 pub mod replacement;

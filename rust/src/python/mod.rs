@@ -3,6 +3,7 @@
 mod bench;
 mod engine;
 mod errors;
+mod file_hash;
 mod gil;
 mod pack;
 mod session;
@@ -20,6 +21,8 @@ mod _k3rs {
     use super::bench::{bench, measure_device, memory_read_gb_s, write_probe_file};
     #[pymodule_export]
     use super::engine::{Engine, available_backends, inspect, plan, read_session_label};
+    #[pymodule_export]
+    use super::file_hash::hash_file;
     #[pymodule_export]
     use super::pack::{pack_trunk, verify_trunk};
     #[pymodule_export]
