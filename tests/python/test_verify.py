@@ -168,9 +168,8 @@ def test_reading_leaves_the_page_cache_to_others(verifier: Verifier, manifest: P
     os.fsync(descriptor)  # the kernel keeps what is not on the disk yet
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
-    assert not is_cached(shard)
     assert verifier.run("--manifest", manifest).status == 0
-    assert not is_cached(shard)
+    assert not is_cached(shard)  # asking may be enough for the kernel to read ahead
     shard.read_bytes()
     assert is_cached(shard)
 
