@@ -262,12 +262,12 @@ def test_another_version_of_the_arithmetic_is_refused(
     model: k3rs.Model, saved: Path, tmp_path: Path
 ) -> None:
     content = saved.read_bytes()
-    same_length = content.replace(b'"contract":"1"', b'"contract":"2"')
+    same_length = content.replace(b'"contract":"2"', b'"contract":"3"')
     assert same_length != content
     file = tmp_path / "other contract"
     file.write_bytes(same_length)
     error = refusal(model, file)
-    assert "expected version 1 of the arithmetic, found a session of version 2" in str(error)
+    assert "expected version 2 of the arithmetic, found a session of version 3" in str(error)
 
 
 def test_new_arithmetic_has_a_new_version(tmp_path: Path) -> None:

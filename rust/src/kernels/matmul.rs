@@ -15,12 +15,16 @@ use crate::kernels::{avx2, avx512};
 /// hand-over.
 const TASK_BYTES: usize = 256 << 10;
 
+/// Tokens for which a task is that large, and rows of one for more of them.
+const FEW: usize = 8;
+const PANEL_ROWS: usize = 64;
+
 /// `out[row, token] = dot(matrix[row], x[token])` on this thread.
 ///
 /// `x` is `[tokens, columns]`, `out` `[rows, tokens]`; the order inside a sum is
 /// the contract of [`scalar`].
 pub fn dot_rows(backend: Backend, matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    dot_arranged(backend, matrix, &matrix.arranged(x, matrix.columns()), tokens, out);
+    dot_arranged(backend, matrix, &matrix.arranged(x), tokens, out);
 }
 
 /// [`dot_rows`] with `x` as [`Matrix::arranged`] returns it.
@@ -64,8 +68,12 @@ pub fn weighted_sum(
     }
 }
 
-/// Rows of a task, so that it multiplies about [`TASK_BYTES`].
-pub fn task_rows(matrix: Matrix<'_>) -> usize {
+/// Rows of a task: so many that it multiplies about [`TASK_BYTES`], and for many
+/// tokens, which are read again for every panel of rows, the largest panel.
+pub fn task_rows(matrix: Matrix<'_>, tokens: usize) -> usize {
+    if tokens > FEW {
+        return PANEL_ROWS;
+    }
     let bytes = match matrix.weights() {
         Weights::Mxfp4 { packed, .. } => packed.len(),
         Weights::Bf16(bytes) | Weights::F32(bytes) => bytes.len(),
@@ -84,10 +92,10 @@ pub fn matmul_by_rows(
     mut out: &mut [f32],
 ) {
     let [first, ..] = parts else { return };
-    let x = &first.arranged(x, first.columns());
+    let x = &first.arranged(x);
     let mut tasks = Vec::new();
     for part in parts {
-        let rows = task_rows(*part);
+        let rows = task_rows(*part, tokens);
         for first in (0..part.rows()).step_by(rows) {
             let task = part.row_range(first..part.rows().min(first + rows));
             let (head, rest) = out.split_at_mut(task.rows() * tokens);

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::kernels::mxfp4;
+use rayon::prelude::*;
+
+use crate::kernels::{bf16, mxfp4};
 
 /// The stored elements, row-major. Bytes need no alignment.
 #[derive(Debug, Clone, Copy)]
@@ -87,18 +89,33 @@ impl<'a> Matrix<'a> {
     /// Columns as products take them: see [`Matrix::arranged`].
     pub fn arranged_columns(&self) -> usize {
         match self.weights {
-            Weights::Bf16(_) | Weights::F32(_) => self.columns,
+            Weights::Bf16(_) | Weights::F32(_) => self.columns.next_multiple_of(bf16::GROUP),
             Weights::Mxfp4 { .. } => mxfp4::padded(self.columns),
         }
     }
 
-    /// Rows of `width` values, one for each column, in the order in which
-    /// products with this matrix take them: as they are, or [`mxfp4::ARRANGED`].
-    pub fn arranged<'x>(&self, values: &'x [f32], width: usize) -> Cow<'x, [f32]> {
-        match self.weights {
-            Weights::Bf16(_) | Weights::F32(_) => Cow::Borrowed(values),
-            Weights::Mxfp4 { .. } => Cow::Owned(mxfp4::arrange(values, width)),
+    /// Rows of one value for each column, in the order in which products with this
+    /// matrix take them, filled up with zeros to whole groups: [`bf16::ARRANGED`],
+    /// [`mxfp4::ARRANGED`], or float32 as it is.
+    pub fn arranged<'x>(&self, values: &'x [f32]) -> Cow<'x, [f32]> {
+        let arrange = match self.weights {
+            Weights::Bf16(_) => bf16::arrange,
+            Weights::F32(_) if self.columns.is_multiple_of(bf16::GROUP) => {
+                return Cow::Borrowed(values);
+            }
+            Weights::F32(_) => fill_up,
+            Weights::Mxfp4 { .. } => mxfp4::arrange,
+        };
+        let (columns, places) = (self.columns.max(1), self.arranged_columns().max(1));
+        let mut arranged = vec![0.0; values.len() / columns * places];
+        if values.len() == columns {
+            arrange(values, &mut arranged);
+        } else {
+            let rows = values.par_chunks_exact(columns);
+            rows.zip(arranged.par_chunks_exact_mut(places))
+                .for_each(|(row, out)| arrange(row, out));
         }
+        Cow::Owned(arranged)
     }
 
     /// Widens columns `first..first + out.len()` of one row, exactly.
@@ -111,7 +128,7 @@ impl<'a> Matrix<'a> {
         assert!(row < self.rows && first + out.len() <= self.columns);
         match self.weights {
             Weights::Bf16(bytes) => {
-                crate::kernels::bf16::widen_slice(&bytes[start * 2..(start + out.len()) * 2], out);
+                bf16::widen_slice(&bytes[start * 2..(start + out.len()) * 2], out);
             }
             Weights::F32(bytes) => {
                 let stored = &bytes[start * 4..(start + out.len()) * 4];
@@ -130,4 +147,9 @@ impl<'a> Matrix<'a> {
             }
         }
     }
+}
+
+/// Copies a row to the beginning of `out`, which is zeroed.
+fn fill_up(row: &[f32], out: &mut [f32]) {
+    out[..row.len()].copy_from_slice(row);
 }

@@ -37,20 +37,19 @@ const fn arranged() -> [usize; PAIR] {
     order
 }
 
-/// Rows of `width` values (whole groups) in the order [`ARRANGED`], each filled
-/// up with a group of zeros where it ends within a pair.
-pub fn arrange(values: &[f32], width: usize) -> Vec<f32> {
-    let mut arranged = Vec::with_capacity(values.len() / width.max(1) * padded(width));
-    for row in values.chunks_exact(width.max(1)) {
-        let (pairs, rest) = row.as_chunks::<PAIR>();
-        let mut last = [0.0; PAIR];
-        last[..rest.len()].copy_from_slice(rest);
-        let last = (!rest.is_empty()).then_some(&last);
-        for pair in pairs.iter().chain(last) {
-            arranged.extend(ARRANGED.map(|column| pair[column]));
-        }
+/// Writes a row (whole groups) in the order [`ARRANGED`] to `out`, which is filled up
+/// with a group of zeros where the row ends within a pair.
+///
+/// # Panics
+/// If `out` does not hold exactly the pairs that `row` begins.
+pub fn arrange(row: &[f32], out: &mut [f32]) {
+    assert_eq!(out.len(), padded(row.len()));
+    let (pairs, rest) = row.as_chunks::<PAIR>();
+    let mut last = [0.0; PAIR];
+    last[..rest.len()].copy_from_slice(rest);
+    for (pair, out) in pairs.iter().chain([&last]).zip(out.as_chunks_mut::<PAIR>().0) {
+        *out = ARRANGED.map(|column| pair[column]);
     }
-    arranged
 }
 
 /// Places that `columns` take when arranged.
@@ -160,8 +159,8 @@ mod tests {
         order.sort_unstable();
         assert_eq!(order.to_vec(), (0..PAIR).collect::<Vec<_>>());
         let values: Vec<f32> = (0..3 * GROUP).map(|column| column as f32).collect();
-        let arranged = arrange(&values, 3 * GROUP);
-        assert_eq!(arranged.len(), 2 * PAIR);
+        let mut arranged = vec![f32::NAN; 2 * PAIR];
+        arrange(&values, &mut arranged);
         // A lane belongs to one group: the first four to the first of a pair.
         for (place, value) in arranged.iter().enumerate() {
             let group = 2 * (place / PAIR) + (place % 8) / 4;

@@ -5,9 +5,11 @@
 //! `dot(w, x)` over `K` columns of bfloat16 or float32:
 //!
 //! 1. every stored weight is widened to float32, exactly;
-//! 2. columns are cut into blocks of [`BLOCK`] = 256; inside a block column `k`
-//!    belongs to lane `k % 8`, and each lane is one chain of fused
-//!    multiply-adds in float32, from +0, in column order: at most 32 steps;
+//! 2. columns are cut into blocks of [`BLOCK`] = 512; inside a block column `k`
+//!    belongs to lane `k % 8` of float32 and to lane `k / 2 % 8` of bfloat16, whose
+//!    neighbours are widened by different operations ([`bf16`]); each lane is
+//!    one chain of fused multiply-adds in float32, from +0, in column order: at
+//!    most 64 steps;
 //! 3. at the end of a block the lanes are folded into four float64 sums:
 //!    `wide[j] += lane[j] + lane[j + 4]`, all in float64;
 //! 4. the result is `(wide[0] + wide[2]) + (wide[1] + wide[3])`, rounded once
@@ -16,15 +18,16 @@
 //! A tail counts as if it were filled up with zeros. Eight lanes are one AVX2
 //! register (half an AVX-512 one, two of NEON), and a row gives one chain a
 //! register, so that rows and tokens multiplied together keep the FMA units
-//! busy without a word in the result. Chains of 32 steps hold the rounding
-//! error at about 1.1e-7 of the result's root mean square at any `K`
+//! busy without a word in the result. Chains of 64 steps hold the rounding
+//! error at about 1.5e-7 of the result's root mean square at any `K`
 //! (`tests/kernel_accuracy.rs` measures it; eight chains over all of `K` would
-//! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792).
+//! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792), and let folding them cost an
+//! eighth of the multiply-adds.
 //!
 //! # The contract of a sum over MXFP4
 //!
 //! Groups of 32 share a scale, and the kernels decode two of them at once, a
-//! [`PAIR`] of 64 columns, in the order [`ARRANGED`] that leaves four lanes to each:
+//! [`PAIR`] of 64 columns, in the order [`mxfp4::ARRANGED`] that leaves four lanes to each:
 //!
 //! 1. both `w` and `x` are put into that order, a missing group at the end of a
 //!    row as zeros with a scale of 1;
@@ -40,22 +43,23 @@
 //! rows: blocks of [`CHAIN`] = 32 rows, one chain a column, folded into one
 //! float64 sum a column.
 
+use crate::kernels::bf16;
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::mxfp4::{self, ARRANGED, GROUP, PAIR, VALUES, padded};
 
 /// Version of the arithmetic: of every order of operations that the bits of a
 /// logit depend on, here and in the model. A saved session continues only
 /// under the version that it was made with.
-pub const CONTRACT: u32 = 1;
+pub const CONTRACT: u32 = 2;
 
 /// Lanes of a block.
 pub const LANES: usize = 8;
 
-/// Steps of a float32 chain before it is folded into float64.
-pub const CHAIN: usize = 32;
+/// Columns of a block: 64 steps of each lane.
+pub const BLOCK: usize = LANES * 64;
 
-/// Columns of a block.
-pub const BLOCK: usize = LANES * CHAIN;
+/// Steps of a chain of a weighted sum before it is folded into float64.
+pub const CHAIN: usize = 32;
 
 /// Pairs whose scaled chains are added up before they are folded into float64.
 pub const SCALED: usize = 8;
@@ -79,17 +83,25 @@ pub fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
 }
 
 fn dot_plain(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let columns = matrix.columns();
+    let (columns, places) = (matrix.columns(), matrix.arranged_columns());
     let mut decoded = [0.0; BLOCK];
+    let mut arranged = [0.0; BLOCK];
     let mut wide = vec![[0.0; 4]; tokens];
     for row in 0..matrix.rows() {
         wide.fill([0.0; 4]);
         for first in (0..columns).step_by(BLOCK) {
-            let width = BLOCK.min(columns - first);
-            matrix.decode(row, first, &mut decoded[..width]);
+            let decoded = &mut decoded[..BLOCK.min(columns - first)];
+            matrix.decode(row, first, decoded);
+            let weights = if let Weights::Bf16(_) = matrix.weights() {
+                let arranged = &mut arranged[..BLOCK.min(places - first)];
+                bf16::arrange(decoded, arranged);
+                arranged
+            } else {
+                decoded
+            };
             for (token, wide) in wide.iter_mut().enumerate() {
-                let x = &x[token * columns + first..][..width];
-                fold(&block_lanes(&decoded[..width], x), wide);
+                let x = &x[token * places + first..][..weights.len()];
+                fold(&block_lanes(weights, x), wide);
             }
         }
         for (out, wide) in out[row * tokens..].iter_mut().zip(&wide) {

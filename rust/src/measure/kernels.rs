@@ -15,7 +15,7 @@ use crate::kernels::matmul::matmul_by_rows;
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::measure::limits::{self, Limits};
 use crate::measure::small_work::{self, SmallWork};
-use crate::measure::{Effort, median_seconds};
+use crate::measure::{Effort, median, median_seconds, seconds_of};
 
 /// One kernel at one number of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,9 +28,10 @@ pub struct KernelSpeed {
     pub weights_gb_s: f64,
     /// float32 operations in a second, in units of 10^9.
     pub gflop_s: f64,
-    /// Share of the memory limit.
+    /// Share of the memory limit, the median of shares of what was read just after each
+    /// product: neighbours on a shared machine change it from one second to the next.
     pub of_read: f64,
-    /// Share of the multipliers' limit.
+    /// Share of the multipliers' limit, measured likewise.
     pub of_fma: f64,
 }
 
@@ -93,6 +94,15 @@ const CASES: [(Form, usize, usize, &[usize]); 6] = [
     (Form::Bf16, 7168, 163_840, &[1]),
 ];
 
+/// Weights that are multiplied between two measurements of the limits, in as many
+/// products as that takes: threads that have just been woken are slower.
+const BATCH_BYTES: usize = 64 << 20;
+
+/// Bytes and calls by which the limits are measured after each product: some
+/// milliseconds.
+const LIMIT_BYTES: usize = 128 << 20;
+const LIMIT_CALLS: u64 = 8;
+
 /// Weights, threads and a backend to measure with.
 pub struct Bench {
     pool: AlignedBuffer,
@@ -131,10 +141,10 @@ impl Bench {
         }
     }
 
-    /// Measures the kernels beside `limits`.
-    pub fn kernels(&self, limits: &Limits) -> Vec<KernelSpeed> {
+    /// Measures the kernels, and the limits between any two of their products.
+    pub fn kernels(&self) -> Vec<KernelSpeed> {
         let runs = CASES.iter().flat_map(|(form, columns, rows, tokens)| {
-            tokens.iter().map(|tokens| self.kernel(*form, *columns, *rows, *tokens, limits))
+            tokens.iter().map(|tokens| self.kernel(*form, *columns, *rows, *tokens))
         });
         runs.collect()
     }
@@ -176,14 +186,7 @@ impl Bench {
         crowded / alone
     }
 
-    fn kernel(
-        &self,
-        form: Form,
-        columns: usize,
-        rows: usize,
-        tokens: usize,
-        limits: &Limits,
-    ) -> KernelSpeed {
+    fn kernel(&self, form: Form, columns: usize, rows: usize, tokens: usize) -> KernelSpeed {
         let name = format!("{} {columns}x{rows}", form.name());
         // A check run has a small pool: it measures as many rows as fit.
         let fitting = (self.pool.len() / 2 / form.bytes(columns)).min(rows);
@@ -191,23 +194,43 @@ impl Bench {
         let x: Vec<f32> = (0..tokens * columns).map(|k| (k as f32 * 0.37).sin()).collect();
         let mut out = vec![0.0; fitting * tokens];
         let mut start = 0;
-        let seconds = self.threads.install(|| {
-            median_seconds(self.effort.repetitions, || {
-                start = if start + 2 * bytes > self.pool.len() { 0 } else { start + bytes };
-                let matrix = form.view(fitting, columns, &self.pool[start..]);
-                matmul_by_rows(self.backend, &[matrix], &x, tokens, &mut out);
-            })
+        let mut product = || {
+            start = if start + 2 * bytes > self.pool.len() { 0 } else { start + bytes };
+            let matrix = form.view(fitting, columns, &self.pool[start..]);
+            matmul_by_rows(self.backend, &[matrix], &x, tokens, &mut out);
+        };
+        let products = (BATCH_BYTES / bytes.max(1)).max(1);
+        let mut runs: Vec<[f64; 3]> = Vec::new();
+        self.threads.install(|| {
+            product();
+            for _ in 0..self.effort.repetitions {
+                let seconds = seconds_of(|| (0..products).for_each(|_| product()));
+                let seconds = seconds / products as f64;
+                let (read, multiply) = self.limits_now();
+                runs.push([seconds, read / seconds, multiply / seconds]);
+            }
         });
-        let weights_gb_s = bytes as f64 / seconds * 1e-9;
-        let gflop_s = (2 * fitting * columns * tokens) as f64 / seconds * 1e-9;
+        let [seconds, by_read, by_multiply] = [0, 1, 2].map(|i| median(runs.iter().map(|r| r[i])));
+        let flops = (2 * fitting * columns * tokens) as f64;
         KernelSpeed {
             name,
             tokens,
-            weights_gb_s,
-            gflop_s,
-            of_read: weights_gb_s / limits.read_gb_s,
-            of_fma: gflop_s / limits.fma_gflop_s,
+            weights_gb_s: bytes as f64 / seconds * 1e-9,
+            gflop_s: flops / seconds * 1e-9,
+            of_read: by_read * bytes as f64,
+            of_fma: by_multiply * flops,
         }
+    }
+
+    /// Seconds for reading a byte of memory and for an operation of the multipliers, with
+    /// the threads of the current pool.
+    fn limits_now(&self) -> (f64, f64) {
+        let bytes = &self.pool[..self.pool.len().min(LIMIT_BYTES)];
+        let read = seconds_of(|| limits::read_memory(self.backend, bytes));
+        let multiply = seconds_of(|| (0..LIMIT_CALLS).for_each(|_| limits::multiply(self.backend)));
+        let threads = rayon::current_num_threads() as u64;
+        let flops = limits::multiply_flops(self.backend) * threads * LIMIT_CALLS;
+        (read / bytes.len() as f64, multiply / flops as f64)
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Effort {
 
 impl Effort {
     /// Enough for figures that can be relied on.
-    pub const FULL: Effort = Effort { pool_bytes: 2 << 30, repetitions: 7 };
+    pub const FULL: Effort = Effort { pool_bytes: 2 << 30, repetitions: 15 };
     /// Enough to see that everything runs.
     pub const CHECK: Effort = Effort { pool_bytes: 8 << 20, repetitions: 1 };
 }
@@ -60,7 +60,7 @@ pub fn measure(backend: Backend, threads: Option<usize>, effort: Effort) -> Resu
     let watch = limits::ForeignWork::start();
     let bench = kernels::Bench::new(backend, threads, effort)?;
     let limits = bench.limits();
-    let kernels = bench.kernels(&limits);
+    let kernels = bench.kernels();
     let small_work = bench.small_work(&limits);
     let foreign_cpu = watch.busy_cores();
     let busy_thread_slowdown = bench.slowdown_beside_a_busy_thread();
@@ -79,13 +79,19 @@ pub fn memory_read_gb_s() -> Result<f64> {
 /// Seconds of `work`, the median of `repetitions` runs after one to warm up.
 fn median_seconds(repetitions: usize, mut work: impl FnMut()) -> f64 {
     work();
-    let mut seconds: Vec<f64> = (0..repetitions.max(1))
-        .map(|_| {
-            let started = Instant::now();
-            work();
-            started.elapsed().as_secs_f64()
-        })
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    median((0..repetitions.max(1)).map(|_| seconds_of(&mut work)))
+}
+
+/// Seconds of one run of `work`.
+fn seconds_of(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64()
+}
+
+/// The upper median of `values`, of which there must be some.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }

@@ -137,8 +137,8 @@ impl Experts<'_> {
         located: &(impl Fn() -> String + Sync),
     ) -> Result<Vec<f32>> {
         let inner = self.moe.expert_width;
-        let rows = task_rows(gate).div_ceil(2).next_multiple_of(16);
-        let x = &gate.arranged(x, self.width);
+        let rows = task_rows(gate, users).div_ceil(2).next_multiple_of(16);
+        let x = &gate.arranged(x);
         let mut by_rows = vec![0.0; inner * users];
         by_rows.par_chunks_mut(rows * users).enumerate().try_for_each(|(task, gated)| {
             let first = task * rows;

@@ -1,8 +1,8 @@
 //! AVX2 and FMA: the contracts of `scalar`, eight lanes to a register.
 //!
 //! Few tokens: stored weights are decoded in registers. Many tokens: a panel of
-//! rows is decoded once into floats that stay in the first-level cache and is
-//! multiplied with all tokens. Both follow the same chains, so a token's bits do
+//! rows is decoded once into floats that stay in a cache and is multiplied with all
+//! tokens. Both follow the same chains, so a token's bits do
 //! not depend on its company.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub(crate) use weighted_sum::weighted_sum;
 
 /// Tokens up to which decoding the weights in registers, once for every three of
 /// them, costs less than a panel.
-const FEW_PLAIN: usize = 16;
+const FEW_PLAIN: usize = 8;
 const FEW_MXFP4: usize = 4;
 
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.
@@ -28,10 +28,10 @@ pub(crate) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
     match (tokens, matrix.weights()) {
         (0, _) => {}
         (1..=FEW_PLAIN, Weights::Bf16(bytes)) => {
-            plain::dot_rows::<plain::Bf16Row>(bytes, x, tokens, out)
+            plain::dot_rows::<plain::Bf16Row>(bytes, matrix.columns(), x, tokens, out)
         }
         (1..=FEW_PLAIN, Weights::F32(bytes)) => {
-            plain::dot_rows::<plain::F32Row>(bytes, x, tokens, out)
+            plain::dot_rows::<plain::F32Row>(bytes, matrix.columns(), x, tokens, out)
         }
         (1..=FEW_MXFP4, Weights::Mxfp4 { .. }) => mxfp4::dot_rows(matrix, x, tokens, out),
         _ => panel::dot_rows(matrix, x, tokens, out),

@@ -5,14 +5,16 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 use crate::kernels::avx2::mxfp4::{Mxfp4Row, decode_pair};
-use crate::kernels::avx2::plain::{Bf16Row, F32Row, PlainRow, load_rest};
+use crate::kernels::avx2::plain::{Bf16Row, F32Row, LastGroup, PlainRow};
 use crate::kernels::avx2::{fold, total};
+use crate::kernels::bf16::GROUP;
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::mxfp4::PAIR;
 use crate::kernels::scalar::{BLOCK, LANES, SCALED};
 
-/// Floats of a panel: with the tokens beside it, it stays in the first-level cache.
-const PANEL: usize = 4096;
+/// Floats of a panel: sixteen rows of a block, for which the tokens come once from the
+/// second-level cache.
+const PANEL: usize = 8192;
 
 /// Buffers that are kept by each thread between calls.
 #[derive(Default)]
@@ -21,8 +23,6 @@ pub(super) struct Scratch {
     pub(super) panel: Vec<f32>,
     /// The scale of each lane, `[rows, pairs, 8]`; MXFP4 only.
     scales: Vec<f32>,
-    /// `[tokens, block]`, only for a last block that is not whole lanes.
-    x: Vec<f32>,
     /// `[rows, tokens, 4]`.
     pub(super) wide: Vec<f64>,
 }
@@ -67,37 +67,26 @@ pub(in crate::kernels) fn blocks(matrix: Matrix<'_>) -> impl Iterator<Item = (us
 /// At most a panel of rows with all tokens.
 #[target_feature(enable = "avx2,fma")]
 fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scratch: &mut Scratch) {
-    let (rows, columns) = (matrix.rows(), matrix.arranged_columns());
+    let (rows, columns, stride) = (matrix.rows(), matrix.columns(), matrix.arranged_columns());
     let block = block_columns(matrix);
     scratch.panel.resize(PANEL.max(scratch.panel.len()), 0.0);
     scratch.scales.resize(PANEL / PAIR * LANES, 0.0);
     scratch.wide.clear();
     scratch.wide.resize(rows * tokens * 4, 0.0);
     for (first, width) in blocks(matrix) {
-        let padded = width.next_multiple_of(LANES);
         let panel = &mut scratch.panel[..];
         match matrix.weights() {
             Weights::Bf16(bytes) => decode::<Bf16Row>(bytes, columns, first, width, panel),
             Weights::F32(bytes) => decode::<F32Row>(bytes, columns, first, width, panel),
             Weights::Mxfp4 { .. } => decode_mxfp4(matrix, first, width, panel, &mut scratch.scales),
         }
-        let (x, stride) = if width == padded {
-            (&x[first..], columns)
-        } else {
-            scratch.x.resize(tokens * block, 0.0);
-            for token in 0..tokens {
-                let copy = &mut scratch.x[token * block..][..padded];
-                copy[..width].copy_from_slice(&x[token * columns + first..][..width]);
-                copy[width..].fill(0.0);
-            }
-            (&scratch.x[..], block)
-        };
         let scales = match matrix.weights() {
             Weights::Bf16(_) | Weights::F32(_) => None,
             Weights::Mxfp4 { .. } => Some(&scratch.scales[..]),
         };
-        let steps = padded / LANES;
-        let block = Block { panel: &scratch.panel, width: block, scales, x, stride, steps, tokens };
+        let steps = width.next_multiple_of(GROUP) / LANES;
+        let (panel, x) = (&scratch.panel[..], &x[first..]);
+        let block = Block { panel, width: block, scales, x, stride, steps, tokens };
         block.multiply(rows, &mut scratch.wide);
     }
     for (out, wide) in out.iter_mut().zip(scratch.wide.as_chunks::<4>().0) {
@@ -107,7 +96,7 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
 }
 
 /// Widens columns `first..first + width` of every row, filled up with zeros to
-/// whole lanes, and asks for those of the next block.
+/// whole groups, and asks for those of the next block.
 #[target_feature(enable = "avx2,fma")]
 fn decode<Row: PlainRow>(
     bytes: &[u8],
@@ -116,24 +105,39 @@ fn decode<Row: PlainRow>(
     width: usize,
     panel: &mut [f32],
 ) {
-    let (whole, rest) = (width / LANES, width % LANES);
+    let (whole, rest) = (width / GROUP, width % GROUP);
     let rows = bytes.chunks_exact(columns * Row::BYTES);
     for (row, panel) in rows.zip(panel.chunks_exact_mut(BLOCK)) {
         let row = &row[first * Row::BYTES..][..width * Row::BYTES];
-        for (step, lanes) in panel.as_chunks_mut().0.iter_mut().take(whole).enumerate() {
-            // SAFETY: the row has at least `whole` times eight columns.
-            let stored = unsafe { row.as_ptr().add(step * LANES * Row::BYTES) };
-            if (step * LANES * Row::BYTES).is_multiple_of(64) {
+        let groups = panel.as_chunks_mut::<GROUP>().0;
+        for (group, out) in groups.iter_mut().take(whole).enumerate() {
+            // SAFETY: the row has at least `whole` groups.
+            let stored = unsafe { row.as_ptr().add(group * GROUP * Row::BYTES) };
+            if (group * GROUP * Row::BYTES).is_multiple_of(64) {
                 let next = stored.wrapping_add(BLOCK * Row::BYTES);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
             // SAFETY: as above.
-            store(unsafe { Row::load(stored) }, lanes);
+            unsafe { widen::<Row>(stored, out) };
         }
         if rest > 0 {
-            let lanes = &mut panel.as_chunks_mut().0[whole];
-            store(load_rest::<Row>(&row[(width - rest) * Row::BYTES..]), lanes);
+            let last = LastGroup::of(&row[(width - rest) * Row::BYTES..]);
+            // SAFETY: a whole group.
+            unsafe { widen::<Row>(last.as_ptr(), &mut groups[whole]) };
         }
+    }
+}
+
+/// # Safety
+/// A group of stored columns must be readable at `stored`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn widen<Row: PlainRow>(stored: *const u8, out: &mut [f32; GROUP]) {
+    let [first, second] = out.as_chunks_mut().0 else { unreachable!("a group is two registers") };
+    // SAFETY: as the caller vouches.
+    unsafe {
+        store(Row::half::<0>(stored), first);
+        store(Row::half::<1>(stored), second);
     }
 }
 

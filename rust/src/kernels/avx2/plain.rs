@@ -4,18 +4,20 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::avx2::{fold, total};
+use crate::kernels::bf16::GROUP;
 use crate::kernels::scalar::{BLOCK, LANES};
 
 /// Bytes ahead of the current position that are asked for early.
 const PREFETCH_BYTES: usize = 4096;
 
-/// A plain stored form: how to widen eight columns.
+/// A plain stored form: how to widen half a group of sixteen columns, in the order
+/// in which [`crate::kernels::matrix::Matrix::arranged`] puts the other factor.
 pub(in crate::kernels) trait PlainRow {
     const BYTES: usize;
 
     /// # Safety
-    /// Eight elements must be readable at `pointer`, on a CPU with AVX2.
-    unsafe fn load(pointer: *const u8) -> __m256;
+    /// A group must be readable at `group`, on a CPU with AVX2.
+    unsafe fn half<const HALF: usize>(group: *const u8) -> __m256;
 }
 
 pub(in crate::kernels) struct Bf16Row;
@@ -26,10 +28,13 @@ impl PlainRow for Bf16Row {
 
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn load(pointer: *const u8) -> __m256 {
-        // SAFETY: the caller vouches for sixteen readable bytes.
-        let stored = unsafe { _mm_loadu_si128(pointer.cast()) };
-        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(stored), 16))
+    unsafe fn half<const HALF: usize>(group: *const u8) -> __m256 {
+        // SAFETY: the caller vouches for thirty-two readable bytes.
+        let stored = unsafe { _mm256_loadu_si256(group.cast()) };
+        _mm256_castsi256_ps(match HALF {
+            0 => _mm256_slli_epi32::<16>(stored),
+            _ => _mm256_and_si256(stored, _mm256_set1_epi32(0xffff_0000_u32 as i32)),
+        })
     }
 }
 
@@ -38,22 +43,38 @@ impl PlainRow for F32Row {
 
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn load(pointer: *const u8) -> __m256 {
-        // SAFETY: the caller vouches for thirty-two readable bytes.
-        unsafe { _mm256_loadu_ps(pointer.cast()) }
+    unsafe fn half<const HALF: usize>(group: *const u8) -> __m256 {
+        // SAFETY: the caller vouches for sixty-four readable bytes.
+        unsafe { _mm256_loadu_ps(group.cast::<f32>().add(HALF * LANES)) }
     }
 }
 
-/// All rows of `bytes` with all tokens: `x` is `[tokens, columns]`, `out`
-/// `[rows, tokens]`.
+/// A group whose last columns are not stored: zeros stand for them.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct LastGroup([u8; GROUP * 4]);
+
+impl LastGroup {
+    pub(in crate::kernels) fn of(stored: &[u8]) -> Self {
+        let mut bytes = [0; GROUP * 4];
+        bytes[..stored.len()].copy_from_slice(stored);
+        LastGroup(bytes)
+    }
+
+    pub(in crate::kernels) fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+}
+
+/// All rows of `matrix` with all tokens: `x` is arranged, `out` `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
 pub(in crate::kernels) fn dot_rows<Row: PlainRow>(
     bytes: &[u8],
+    columns: usize,
     x: &[f32],
     tokens: usize,
     out: &mut [f32],
 ) {
-    let rows = Rows { bytes, x, columns: x.len() / tokens, tokens };
+    let rows = Rows { bytes, x, columns, places: x.len() / tokens, tokens };
     let row_count = out.len() / tokens;
     for row in (0..row_count).step_by(4) {
         for token in (0..tokens).step_by(3) {
@@ -77,9 +98,10 @@ pub(in crate::kernels) fn dot_rows<Row: PlainRow>(
 /// Stored rows and the tokens that they meet.
 struct Rows<'a> {
     bytes: &'a [u8],
-    /// `[tokens, columns]`.
-    x: &'a [f32],
     columns: usize,
+    /// `[tokens, places]`.
+    x: &'a [f32],
+    places: usize,
     tokens: usize,
 }
 
@@ -93,46 +115,36 @@ impl Rows<'_> {
         token: usize,
         out: &mut [f32],
     ) {
-        let columns = self.columns;
-        let row_bytes = columns * Row::BYTES;
+        let row_bytes = self.columns * Row::BYTES;
         let bytes = &self.bytes[row * row_bytes..][..R * row_bytes];
-        let x = &self.x[token * columns..][..T * columns];
+        let x = &self.x[token * self.places..][..T * self.places];
         let mut wide = [[_mm256_setzero_pd(); T]; R];
-        for first in (0..columns).step_by(BLOCK) {
-            let width = BLOCK.min(columns - first);
+        for first in (0..self.columns).step_by(BLOCK) {
+            let width = BLOCK.min(self.columns - first);
             let mut lanes = [[_mm256_setzero_ps(); T]; R];
-            for step in 0..width / LANES {
-                let column = first + step * LANES;
-                let x: [__m256; T] = std::array::from_fn(|t| {
-                    // SAFETY: `column + 8 <= columns`, and `x` has `T` times as many.
-                    unsafe { _mm256_loadu_ps(x.as_ptr().add(t * columns + column)) }
+            for column in (first..first + width - width % GROUP).step_by(GROUP) {
+                let groups: [*const u8; R] = std::array::from_fn(|row| {
+                    // SAFETY: the sixteen columns are inside row `row` of `bytes`.
+                    unsafe { bytes.as_ptr().add(row * row_bytes + column * Row::BYTES) }
                 });
-                for (row, lanes) in lanes.iter_mut().enumerate() {
-                    let start = row * row_bytes + column * Row::BYTES;
-                    // SAFETY: the eight columns end inside row `row` of `bytes`.
-                    let pointer = unsafe { bytes.as_ptr().add(start) };
-                    if (step * LANES * Row::BYTES).is_multiple_of(64) {
-                        _mm_prefetch::<_MM_HINT_T0>(pointer.wrapping_add(PREFETCH_BYTES).cast());
-                    }
-                    // SAFETY: as above.
-                    let weights = unsafe { Row::load(pointer) };
-                    for (lane, x) in lanes.iter_mut().zip(x) {
-                        *lane = _mm256_fmadd_ps(weights, x, *lane);
+                if (column * Row::BYTES).is_multiple_of(64) {
+                    for group in groups {
+                        _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(PREFETCH_BYTES).cast());
                     }
                 }
+                // SAFETY: as above, and the row of `x` has as many places.
+                unsafe { self.group::<Row, R, T>(groups, &x[column..], &mut lanes) };
             }
-            let tail = width % LANES;
-            if tail != 0 {
-                let column = first + width - tail;
-                for (row, lanes) in lanes.iter_mut().enumerate() {
+            let rest = width % GROUP;
+            if rest > 0 {
+                let column = first + width - rest;
+                let groups: [LastGroup; R] = std::array::from_fn(|row| {
                     let start = row * row_bytes + column * Row::BYTES;
-                    let weights = load_rest::<Row>(&bytes[start..start + tail * Row::BYTES]);
-                    for (t, lane) in lanes.iter_mut().enumerate() {
-                        let x = &x[t * columns + column..][..tail];
-                        let x = load_rest::<F32Row>(bytemuck::cast_slice(x));
-                        *lane = _mm256_fmadd_ps(weights, x, *lane);
-                    }
-                }
+                    LastGroup::of(&bytes[start..start + rest * Row::BYTES])
+                });
+                let groups = std::array::from_fn(|row| groups[row].as_ptr());
+                // SAFETY: whole groups, and the row of `x` is filled up to one.
+                unsafe { self.group::<Row, R, T>(groups, &x[column..], &mut lanes) };
             }
             for (wide, lanes) in wide.iter_mut().zip(lanes) {
                 for (wide, lane) in wide.iter_mut().zip(lanes) {
@@ -146,14 +158,49 @@ impl Rows<'_> {
             }
         }
     }
-}
 
-/// Widens up to seven stored elements, filled up with zeros.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-pub(in crate::kernels) fn load_rest<Row: PlainRow>(bytes: &[u8]) -> __m256 {
-    let mut stored = [0; LANES * 4];
-    stored[..bytes.len()].copy_from_slice(bytes);
-    // SAFETY: `stored` holds eight elements of the widest form.
-    unsafe { Row::load(stored.as_ptr()) }
+    /// Two steps of the chains.
+    ///
+    /// # Safety
+    /// A group of stored columns must be readable at each of `groups`, and as many
+    /// places of `T` tokens from the beginning of `x` on.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn group<Row: PlainRow, const R: usize, const T: usize>(
+        &self,
+        groups: [*const u8; R],
+        x: &[f32],
+        lanes: &mut [[__m256; T]; R],
+    ) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            self.step::<Row, 0, R, T>(groups, x, lanes);
+            self.step::<Row, 1, R, T>(groups, x, lanes);
+        }
+    }
+
+    /// One of them: half a group.
+    ///
+    /// # Safety
+    /// As for [`Rows::group`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn step<Row: PlainRow, const HALF: usize, const R: usize, const T: usize>(
+        &self,
+        groups: [*const u8; R],
+        x: &[f32],
+        lanes: &mut [[__m256; T]; R],
+    ) {
+        let x: [__m256; T] = std::array::from_fn(|t| {
+            // SAFETY: as the caller vouches.
+            unsafe { _mm256_loadu_ps(x.as_ptr().add(t * self.places + HALF * LANES)) }
+        });
+        for (group, lanes) in groups.into_iter().zip(lanes) {
+            // SAFETY: as the caller vouches.
+            let weights = unsafe { Row::half::<HALF>(group) };
+            for (lane, x) in lanes.iter_mut().zip(x) {
+                *lane = _mm256_fmadd_ps(weights, x, *lane);
+            }
+        }
+    }
 }

@@ -1,12 +1,13 @@
 //! AVX-512: the contracts of `scalar`, two rows to a register, eight lanes each.
 //!
-//! Only what is bound by arithmetic is here: MXFP4, panels for many tokens, and
+//! Only what is bound by arithmetic is here: MXFP4, panels for several tokens, and
 //! weighted sums, whose columns fill registers.
-//! bfloat16 and float32 with few tokens wait for memory, for which AVX2 is enough.
+//! bfloat16 and float32 with one or two tokens wait for memory: AVX2 is enough.
 #![allow(unsafe_code)]
 
 mod mxfp4;
 mod panel;
+mod plain;
 mod weighted_sum;
 
 use std::arch::x86_64::*;
@@ -16,7 +17,7 @@ use crate::kernels::matrix::{Matrix, Weights};
 pub(crate) use weighted_sum::weighted_sum;
 
 /// Tokens up to which decoding the weights in registers costs less than a panel.
-const FEW_PLAIN: usize = 6;
+const FEW_PLAIN: usize = 2;
 const FEW_MXFP4: usize = 4;
 
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.

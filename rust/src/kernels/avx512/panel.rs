@@ -7,16 +7,24 @@ use std::ops::Range;
 
 use crate::kernels::avx2::mxfp4::Mxfp4Row;
 use crate::kernels::avx2::panel::{block_columns, blocks};
-use crate::kernels::avx2::plain::{Bf16Row, F32Row, PlainRow, load_rest};
+use crate::kernels::avx2::plain::{Bf16Row, F32Row, LastGroup};
 use crate::kernels::avx512::mxfp4::{Scales, decode_halves, decode_values, load};
-use crate::kernels::avx512::{fold, join, totals};
+use crate::kernels::avx512::plain::PlainRows;
+use crate::kernels::avx512::{fold, totals};
+use crate::kernels::bf16::GROUP;
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::mxfp4::PAIR;
 use crate::kernels::scalar::{BLOCK, LANES, SCALED};
 
-/// Registers of a panel: with the tokens beside it, it stays in the first-level
-/// cache.
-const PANEL: usize = 256;
+/// Registers of a panel: for few tokens eight rows of a block, which with the tokens
+/// beside them stay in the first-level cache. The more tokens, the more rows: the
+/// tokens are read again for each panel, and many of them only fit the caches further out.
+fn panel_lines(tokens: usize) -> usize {
+    (16 * tokens).next_power_of_two().clamp(256, 2048)
+}
+
+/// Bytes that a CPU fetches at once.
+const CACHE_LINE: usize = 64;
 
 /// Steps of a pair.
 const PAIR_STEPS: usize = PAIR / LANES;
@@ -38,8 +46,6 @@ struct Scratch {
     panel: Vec<Line>,
     /// The scale of each lane, `[row pairs, pairs]`; MXFP4 only.
     scales: Vec<Line>,
-    /// `[tokens, block]`, only for a last block that is not whole lanes.
-    x: Vec<f32>,
     /// `[row pairs, tokens]`.
     wide: Vec<Wide>,
 }
@@ -51,7 +57,7 @@ thread_local! {
 /// All rows of `matrix` with all tokens, whose `x` is arranged.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let rows = PANEL / (block_columns(matrix) / LANES) * 2;
+    let rows = panel_lines(tokens) / (block_columns(matrix) / LANES) * 2;
     SCRATCH.with_borrow_mut(|scratch| {
         for first in (0..matrix.rows()).step_by(rows) {
             let last = matrix.rows().min(first + rows);
@@ -64,14 +70,15 @@ pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
 /// At most a panel of rows with all tokens.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scratch: &mut Scratch) {
-    let (row_pairs, columns) = (matrix.rows().div_ceil(2), matrix.arranged_columns());
-    let width = block_columns(matrix);
-    scratch.panel.resize(PANEL, Line([0.0; 2 * LANES]));
-    scratch.scales.resize(PANEL / PAIR_STEPS, Line([0.0; 2 * LANES]));
+    let (row_pairs, columns) = (matrix.rows().div_ceil(2), matrix.columns());
+    let (width, stride) = (block_columns(matrix), matrix.arranged_columns());
+    let lines = panel_lines(tokens).max(scratch.panel.len());
+    scratch.panel.resize(lines, Line([0.0; 2 * LANES]));
+    scratch.scales.resize(lines / PAIR_STEPS, Line([0.0; 2 * LANES]));
     scratch.wide.clear();
     scratch.wide.resize(row_pairs * tokens, Wide([0.0; LANES]));
     for (first, block) in blocks(matrix) {
-        let steps = block.div_ceil(LANES);
+        let steps = block.next_multiple_of(GROUP) / LANES;
         let panel = &mut scratch.panel[..];
         let scales = match matrix.weights() {
             Weights::Bf16(bytes) => {
@@ -87,24 +94,10 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
                 Some(&scratch.scales[..])
             }
         };
-        let (x, stride) = if block.is_multiple_of(LANES) {
-            (&x[first..], columns)
-        } else {
-            let padded = steps * LANES;
-            scratch.x.resize(tokens * width, 0.0);
-            for token in 0..tokens {
-                let copy = &mut scratch.x[token * width..][..padded];
-                copy[..block].copy_from_slice(&x[token * columns + first..][..block]);
-                copy[block..].fill(0.0);
-            }
-            (&scratch.x[..], width)
-        };
-        let panel = &scratch.panel[..];
-        let after = first + block;
+        let (panel, x) = (&scratch.panel[..], &x[first..]);
         let next = match matrix.weights() {
-            Weights::Bf16(bytes) => Some(Next::of::<Bf16Row>(bytes, columns, after)),
-            Weights::F32(bytes) => Some(Next::of::<F32Row>(bytes, columns, after)),
-            Weights::Mxfp4 { .. } => None,
+            Weights::Bf16(bytes) => Some(Next::after(&bytes[(first + block) * 2..], columns)),
+            Weights::F32(_) | Weights::Mxfp4 { .. } => None,
         };
         let width = width / LANES;
         let block = Block { panel, width, scales, x, stride, steps, tokens, next };
@@ -124,35 +117,43 @@ fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scra
 }
 
 /// Widens columns `first..first + width` of every row, filled up with zeros to
-/// whole lanes. The last row of an odd number is its own companion.
+/// whole groups. The last row of an odd number is its own companion.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn decode<Row: PlainRow>(
+fn decode<Row: PlainRows>(
     bytes: &[u8],
     columns: usize,
     first: usize,
     width: usize,
     panel: &mut [Line],
 ) {
-    let (whole, rest) = (width / LANES, width % LANES);
+    let (whole, rest) = (width / GROUP, width % GROUP);
     let row_bytes = columns * Row::BYTES;
-    let part = |row: &'_ [u8]| row[first * Row::BYTES..][..width * Row::BYTES].as_ptr();
     for (rows, panel) in bytes.chunks(2 * row_bytes).zip(panel.chunks_exact_mut(BLOCK / LANES)) {
-        let rows = [&rows[..row_bytes], &rows[rows.len() - row_bytes..]];
-        let starts = rows.map(part);
-        for (step, line) in panel.iter_mut().take(whole).enumerate() {
-            let [first, second] = starts.map(|start| {
-                // SAFETY: the row has at least `whole` times eight columns.
-                let stored = unsafe { start.add(step * LANES * Row::BYTES) };
-                // SAFETY: as above.
-                unsafe { Row::load(stored) }
-            });
-            store(join(first, second), line);
+        let rows = [&rows[..row_bytes], &rows[rows.len() - row_bytes..]]
+            .map(|row| &row[first * Row::BYTES..][..width * Row::BYTES]);
+        let groups = panel.as_chunks_mut::<{ GROUP / LANES }>().0;
+        for (group, out) in groups.iter_mut().take(whole).enumerate() {
+            let start = group * GROUP * Row::BYTES;
+            // SAFETY: the rows have at least `whole` groups.
+            let [first, second] = rows.map(|row| unsafe { row.as_ptr().add(start) });
+            // SAFETY: as above.
+            store_group(unsafe { Row::widen(first, second) }, out);
         }
         if rest > 0 {
-            let tail = (first + width - rest) * Row::BYTES..(first + width) * Row::BYTES;
-            let [first, second] = rows.map(|row| load_rest::<Row>(&row[tail.clone()]));
-            store(join(first, second), &mut panel[whole]);
+            let [first, second] =
+                rows.map(|row| LastGroup::of(&row[(width - rest) * Row::BYTES..]));
+            // SAFETY: whole groups.
+            let widened = unsafe { Row::widen(first.as_ptr(), second.as_ptr()) };
+            store_group(widened, &mut groups[whole]);
         }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn store_group(widened: [__m512; GROUP / LANES], out: &mut [Line; GROUP / LANES]) {
+    for (lanes, line) in widened.into_iter().zip(out) {
+        store(lanes, line);
     }
 }
 
@@ -208,31 +209,40 @@ fn store(lanes: __m512, line: &mut Line) {
     unsafe { _mm512_store_ps(line.0.as_mut_ptr(), lanes) };
 }
 
-/// The stored rows from the next block on.
+/// Where the next block of rows of bfloat16 is stored. Each step of the first one or
+/// two corners of eight rows asks for two or one of its cache lines, because many
+/// requests at once would wait for each other.
 #[derive(Clone, Copy)]
-struct Next<'a> {
-    bytes: &'a [u8],
+struct Next {
+    start: *const u8,
     row_bytes: usize,
-    block_bytes: usize,
+    first_line: usize,
 }
 
-impl<'a> Next<'a> {
-    fn of<Row: PlainRow>(bytes: &'a [u8], columns: usize, first: usize) -> Self {
-        let bytes = &bytes[first * Row::BYTES..];
-        Next { bytes, row_bytes: columns * Row::BYTES, block_bytes: BLOCK * Row::BYTES }
+impl Next {
+    /// Cache lines of a block of a row.
+    const LINES: usize = BLOCK * 2 / CACHE_LINE;
+
+    const NONE: Next = Next { start: std::ptr::null(), row_bytes: 0, first_line: 0 };
+
+    /// Of the rows whose next block begins with `bytes`.
+    fn after(bytes: &[u8], columns: usize) -> Self {
+        Next { start: bytes.as_ptr(), row_bytes: columns * 2, first_line: 0 }
     }
 
-    /// Asks for the next block of `rows`. Comes between products, because the
-    /// requests of all rows at once would wait for each other; and not into the
-    /// first level, which panel and tokens fill.
+    /// Of the eight rows from `row` on, without the first lines.
+    fn of(self, row: usize, first_line: usize) -> Self {
+        Next { start: self.start.wrapping_add(row * self.row_bytes), first_line, ..self }
+    }
+
+    /// Asks for `COUNT` lines; those of another step for others.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn ask(self, rows: Range<usize>) {
-        for row in rows {
-            for line in (0..self.block_bytes).step_by(64) {
-                let place = self.bytes.as_ptr().wrapping_add(row * self.row_bytes + line);
-                _mm_prefetch::<_MM_HINT_T1>(place.cast());
-            }
+    fn ask<const COUNT: usize>(self, step: usize) {
+        for line in 0..COUNT {
+            let line = self.first_line + step * COUNT + line;
+            let place = line / Next::LINES * self.row_bytes + line % Next::LINES * CACHE_LINE;
+            _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(place).cast());
         }
     }
 }
@@ -249,8 +259,9 @@ struct Block<'a> {
     stride: usize,
     steps: usize,
     tokens: usize,
-    /// Not for MXFP4, whose decoder asks for what comes next.
-    next: Option<Next<'a>>,
+    /// Only for bfloat16: the decoder of MXFP4 asks for what comes next, and float32
+    /// is what this process has computed.
+    next: Option<Next>,
 }
 
 impl Block<'_> {
@@ -258,56 +269,75 @@ impl Block<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn multiply(&self, row_pairs: usize, wide: &mut [Wide]) {
         let most = if self.scales.is_none() { 6 } else { 4 };
-        let mut token = 0;
-        while token < self.tokens {
-            // Evenly, because few tokens leave units idle.
-            let left = self.tokens - token;
-            let together = left.div_ceil(left.div_ceil(most));
-            match together {
-                6 => self.corners::<6>(row_pairs, token, wide),
-                5 => self.corners::<5>(row_pairs, token, wide),
-                4 => self.corners::<4>(row_pairs, token, wide),
-                3 => self.corners::<3>(row_pairs, token, wide),
-                2 => self.corners::<2>(row_pairs, token, wide),
-                _ => self.corners::<1>(row_pairs, token, wide),
+        let corners = self.tokens.div_ceil(most);
+        let asking = corners.min(2);
+        for row in (0..row_pairs).step_by(4) {
+            let rows = row..row_pairs.min(row + 4);
+            let mut token = 0;
+            for corner in 0..corners {
+                // Evenly, because few tokens leave units idle.
+                let together = (self.tokens - token).div_ceil(corners - corner);
+                let next = self.next.filter(|_| corner < asking);
+                let next = next.map(|next| next.of(2 * row, corner * 8 * Next::LINES / asking));
+                match together {
+                    6 => self.corner::<6>(rows.clone(), token, next, wide),
+                    5 => self.corner::<5>(rows.clone(), token, next, wide),
+                    4 => self.corner::<4>(rows.clone(), token, next, wide),
+                    3 => self.corner::<3>(rows.clone(), token, next, wide),
+                    2 => self.corner::<2>(rows.clone(), token, next, wide),
+                    _ => self.corner::<1>(rows.clone(), token, next, wide),
+                }
+                token += together;
             }
-            token += together;
         }
     }
 
-    /// All row pairs by `T` tokens.
+    /// Up to four row pairs by `T` tokens, asking for the lines of `next`: all of them
+    /// if no other corner of these rows can, else one half.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn corners<const T: usize>(&self, row_pairs: usize, token: usize, wide: &mut [Wide]) {
-        let fours = row_pairs / 4 * 4;
-        for row in (0..fours).step_by(4) {
-            if let Some(next) = self.next.filter(|_| token == 0) {
-                next.ask(2 * row..2 * row + 8);
+    fn corner<const T: usize>(
+        &self,
+        rows: Range<usize>,
+        token: usize,
+        next: Option<Next>,
+        wide: &mut [Wide],
+    ) {
+        match next {
+            _ if rows.len() < 4 => {
+                rows.for_each(|row| self.products::<1, T, 0>(row, token, Next::NONE, wide));
             }
-            self.corner::<4, T>(row, token, wide);
-        }
-        for row in fours..row_pairs {
-            self.corner::<1, T>(row, token, wide);
+            Some(next) if T == self.tokens => {
+                self.products::<4, T, 2>(rows.start, token, next, wide);
+            }
+            Some(next) => self.products::<4, T, 1>(rows.start, token, next, wide),
+            None => self.products::<4, T, 0>(rows.start, token, Next::NONE, wide),
         }
     }
 
-    /// `R` row pairs by `T` tokens.
+    /// `R` row pairs by `T` tokens, asking for `ASK` lines of `next` at each step.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn corner<const R: usize, const T: usize>(&self, row: usize, token: usize, wide: &mut [Wide]) {
+    fn products<const R: usize, const T: usize, const ASK: usize>(
+        &self,
+        row: usize,
+        token: usize,
+        next: Next,
+        wide: &mut [Wide],
+    ) {
         assert!((row + R - 1) * self.width + self.steps <= self.panel.len());
         assert!((token + T - 1) * self.stride + self.steps * LANES <= self.x.len());
         assert!((row + R - 1) * self.tokens + token + T <= wide.len());
         let lanes = match self.scales {
             // SAFETY: the first two assertions.
-            None => unsafe { self.chains::<R, T>(row, token, 0, self.steps) },
+            None => unsafe { self.chains::<R, T, ASK>(row, token, 0..self.steps, next) },
             Some(scales) => {
                 let pairs = self.steps / PAIR_STEPS;
                 assert!((row + R - 1) * SCALED + pairs <= scales.len());
                 let mut sums = [[_mm512_setzero_ps(); T]; R];
                 for pair in 0..pairs {
+                    let steps = pair * PAIR_STEPS..(pair + 1) * PAIR_STEPS;
                     // SAFETY: the first two assertions.
-                    let chains =
-                        unsafe { self.chains::<R, T>(row, token, pair * PAIR_STEPS, PAIR_STEPS) };
+                    let chains = unsafe { self.chains::<R, T, ASK>(row, token, steps, next) };
                     for (r, (sums, chains)) in sums.iter_mut().zip(chains).enumerate() {
                         // SAFETY: the assertion above.
                         let scales = unsafe { scales.get_unchecked((row + r) * SCALED + pair) };
@@ -333,22 +363,22 @@ impl Block<'_> {
         }
     }
 
-    /// The chains of `R` row pairs by `T` tokens over `steps` from `first`, all
-    /// in registers.
+    /// The chains of `R` row pairs by `T` tokens over `steps`, all in registers.
     ///
     /// # Safety
     /// The steps of these rows and tokens must be inside the panel and `x`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn chains<const R: usize, const T: usize>(
+    unsafe fn chains<const R: usize, const T: usize, const ASK: usize>(
         &self,
         row: usize,
         token: usize,
-        first: usize,
-        steps: usize,
+        steps: Range<usize>,
+        next: Next,
     ) -> [[__m512; T]; R] {
         let mut lanes = [[_mm512_setzero_ps(); T]; R];
-        for step in first..first + steps {
+        for step in steps {
+            next.ask::<ASK>(step);
             let weights: [__m512; R] = std::array::from_fn(|r| {
                 // SAFETY: as the caller vouches; a line is sixteen floats.
                 unsafe {
