@@ -34,7 +34,12 @@ def test_bench_measures_every_kernel_beside_the_limits(run_k3rs: RunK3rs) -> Non
     expected = {"bf16 7168x12288", "mxfp4 3584x3072", "f32 7168x12288", "bf16 7168x163840"}
     assert names >= expected
     for kernel in facts["kernels"]:
-        ratio = kernel["weights_gb_s"] / facts["limits"]["read_gb_s"]
-        assert abs(kernel["of_read"] - ratio) < 1e-9
+        # The limits are measured again beside each kernel, on a machine that others use.
+        for speed, share, limit in [
+            ("weights_gb_s", "of_read", "read_gb_s"),
+            ("gflop_s", "of_fma", "fma_gflop_s"),
+        ]:
+            beside = kernel[speed] / kernel[share]
+            assert 0.05 < beside / facts["limits"][limit] < 20, (kernel, facts["limits"])
     table = run_k3rs("bench", "--quick", "--threads", "1").stdout
     assert all(name in table for name in names)

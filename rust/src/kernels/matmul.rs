@@ -19,6 +19,9 @@ const TASK_BYTES: usize = 256 << 10;
 const FEW: usize = 8;
 const PANEL_ROWS: usize = 64;
 
+/// Floats that a CPU fetches at once.
+const LINE_FLOATS: usize = 16;
+
 /// `out[row, token] = dot(matrix[row], x[token])` on this thread.
 ///
 /// `x` is `[tokens, columns]`, `out` `[rows, tokens]`; the order inside a sum is
@@ -107,15 +110,40 @@ pub fn matmul_by_rows(
 }
 
 /// Writes `by_rows`, `[rows, tokens]`, into columns `first..first + rows` of
-/// `out`, `[tokens, width]`.
+/// `out`, `[tokens, width]`, over the threads of the current pool.
 pub fn scatter_rows(by_rows: &[f32], tokens: usize, out: &mut [f32], width: usize, first: usize) {
     let rows = by_rows.len() / tokens.max(1);
     if tokens == 1 {
         return out[first..first + rows].copy_from_slice(by_rows);
     }
-    out.par_chunks_mut(width).enumerate().for_each(|(token, out)| {
-        for (row, out) in out[first..first + rows].iter_mut().enumerate() {
-            *out = by_rows[row * tokens + token];
-        }
+    let together = LINE_FLOATS.min(tokens.div_ceil(rayon::current_num_threads())).max(1);
+    out.par_chunks_mut(together * width).enumerate().for_each(|(chunk, out)| {
+        scatter(by_rows, tokens, chunk * together, out, width, first);
     });
+}
+
+/// Writes `by_rows`, `[rows, tokens]`, to `out`, `[tokens, rows]`, on this thread.
+pub fn transpose(by_rows: &[f32], tokens: usize, out: &mut [f32]) {
+    let rows = by_rows.len() / tokens.max(1);
+    for (chunk, out) in out.chunks_mut((LINE_FLOATS * rows).max(1)).enumerate() {
+        scatter(by_rows, tokens, chunk * LINE_FLOATS, out, rows, 0);
+    }
+}
+
+/// [`scatter_rows`] of the tokens from `token` on that have a row in `out`: few, so that
+/// a cache line is read once for all of them.
+fn scatter(
+    by_rows: &[f32],
+    tokens: usize,
+    token: usize,
+    out: &mut [f32],
+    width: usize,
+    first: usize,
+) {
+    for (row, values) in by_rows.chunks_exact(tokens).enumerate() {
+        let places = out[first + row..].iter_mut().step_by(width);
+        for (out, value) in places.zip(&values[token..]) {
+            *out = *value;
+        }
+    }
 }

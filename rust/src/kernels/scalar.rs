@@ -58,7 +58,8 @@ pub const LANES: usize = 8;
 /// Columns of a block: 64 steps of each lane.
 pub const BLOCK: usize = LANES * 64;
 
-/// Steps of a chain of a weighted sum before it is folded into float64.
+/// Steps of a chain of a weighted sum, and over the keys of a delta rule, before it is
+/// folded into float64.
 pub const CHAIN: usize = 32;
 
 /// Pairs whose scaled chains are added up before they are folded into float64.

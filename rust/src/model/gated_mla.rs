@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use crate::error::Result;
 use crate::format::config::MlaConfig;
 use crate::kernels::backend::Backend;
-use crate::kernels::matmul::{dot_rows, weighted_sum};
+use crate::kernels::matmul::{dot_rows, transpose, weighted_sum};
 use crate::kernels::matrix::Matrix;
 use crate::kernels::rms_norm::rms_norm_in_place;
 use crate::kernels::situ_glu::sigmoid_gate;
@@ -150,14 +150,11 @@ impl Attention<'_> {
         dot_rows(self.backend, rows, &absorbed, queries.len(), &mut scores);
         let factor = 1.0 / (query_dim as f64).sqrt();
         let mut weights = vec![0.0; scores.len()];
-        for (i, (query, weights)) in
-            queries.iter().zip(weights.chunks_exact_mut(positions)).enumerate()
-        {
-            let visible = &mut weights[..before + query.token + 1];
-            for (position, weight) in visible.iter_mut().enumerate() {
-                *weight = scores[position * queries.len() + i];
-            }
+        transpose(&scores, queries.len(), &mut weights);
+        for (query, weights) in queries.iter().zip(weights.chunks_exact_mut(positions)) {
+            let (visible, future) = weights.split_at_mut(before + query.token + 1);
             softmax_in_place(self.backend, visible, factor);
+            future.fill(0.0);
         }
         weighted_sum(self.backend, rows, &weights, queries.len(), &mut absorbed);
         let mut out = vec![0.0; queries.len() * config.value_dim];
