@@ -56,8 +56,9 @@ fn scratch_floats(config: &ModelConfig, threads: usize, positions: usize) -> u64
     (3 * config.vocab_size + scores) as u64
 }
 
-/// Floats for each token of a chunk: the residual stream, and the larger of the
-/// two halves of a layer; `rows` are multiplied together.
+/// Floats for each token of a chunk: the residual stream, the larger of the two
+/// halves of a layer, and the input of a product in the order that its kernels want;
+/// `rows` are multiplied together.
 fn token_floats(config: &ModelConfig, rows: usize) -> u64 {
     let hidden = config.hidden_size;
     let blocks = config.residual_block.map_or(0, |block| config.layers.len().div_ceil(block));
@@ -74,5 +75,17 @@ fn token_floats(config: &ModelConfig, rows: usize) -> u64 {
         moe.experts + (moe.experts_per_token + 2) * width + 2 * moe.shared_width + expert
     });
     let half = kda.max(mla).max(dense).max(moe);
-    ((blocks + 6) * hidden + half + rows.max(hidden)) as u64
+    ((blocks + 6) * hidden + half + widest_input(config) + rows.max(hidden)) as u64
+}
+
+/// The most columns that a matrix of the trunk has.
+fn widest_input(config: &ModelConfig) -> usize {
+    let inputs = [
+        Some(config.hidden_size),
+        config.kda.as_ref().map(|kda| kda.width()),
+        config.mla.as_ref().map(|mla| mla.heads * mla.value_dim),
+        config.dense_width,
+        config.moe.as_ref().map(|moe| moe.shared_width),
+    ];
+    inputs.into_iter().flatten().max().unwrap_or(0)
 }
