@@ -79,6 +79,15 @@ def test_a_download_that_was_begun_there_goes_on(
     assert report.next == ['k3rs generate --prompt "In the beginning"']
 
 
+def test_a_release_that_is_all_there_is_examined_next(examine: Examine, tmp_path: Path) -> None:
+    place = tmp_path / "Kimi-K3"
+    place.mkdir()
+    for name, size_bytes in RELEASED_SHARD_BYTES.items():
+        with (place / name).open("wb") as file:
+            file.truncate(size_bytes)
+    assert examine(None, tmp_path).next == [f"k3rs doctor {place}"]
+
+
 def test_shards_without_a_list_of_files_are_a_download_too(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

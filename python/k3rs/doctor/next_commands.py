@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k3rs.doctor.checks import Check, Status
-from k3rs.doctor.model_state import ModelState, release_directory
+from k3rs.doctor.model_state import ModelState, missing_release_bytes, release_directory
 
 __all__ = ["next_commands"]
 
@@ -31,7 +31,9 @@ def next_commands(
     if model is None:
         if "space" not in fine or not fits:
             return [_SHIPPED]
-        return [f"k3rs download {_word(release_directory(directory))}"]
+        place = release_directory(directory)
+        doing = "download" if missing_release_bytes(place) else "doctor"
+        return [f"k3rs {doing} {_word(place)}"]
     budget = "" if preset is None else f" --preset {preset}"
     layers = "" if model.layers is None else f" --layers {model.layers}"
     prompt = _PROMPT if "tokenizer" in fine else "--ids 1,2,3"
