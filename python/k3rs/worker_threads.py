@@ -11,6 +11,9 @@ __all__ = ["for_each"]
 
 Item = TypeVar("Item")
 
+_ATTENTIVE_S = 0.05
+"""How often Ctrl-C is looked for: its signal may reach another thread, which does not wake this."""
+
 _FAREWELL_S = 0.3
 """How long the threads have to notice that they should stop."""
 
@@ -46,7 +49,7 @@ def for_each(
     for thread in threads:
         thread.start()
     try:
-        outcome = next(filter(None, (ended.get() for _ in threads)), None)
+        outcome = next(filter(None, (_next(ended) for _ in threads)), None)
     finally:
         stop.set()
         farewell_at = time.monotonic() + _FAREWELL_S
@@ -54,3 +57,9 @@ def for_each(
             thread.join(max(0.0, farewell_at - time.monotonic()))
     if outcome is not None:
         raise outcome
+
+
+def _next(ended: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
+    while True:
+        with suppress(queue.Empty):
+            return ended.get(timeout=_ATTENTIVE_S)
