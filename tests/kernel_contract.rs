@@ -157,10 +157,9 @@ proptest! {
 
 #[test]
 fn every_length_up_to_two_blocks() {
-    for columns in (0..=70).chain(490..=540).chain(1000..=1042) {
-        // One, few, so many that three row pairs have just registers for them, and so
-        // many that they share a panel.
-        for tokens in [1, 4, 8, 17] {
+    for columns in 0..=1042 {
+        // One, few, and so many that they share a panel.
+        for tokens in [1, 4, 17] {
             check(Form::Bf16, 5, columns, tokens, columns % 3, 7 + columns as u64);
         }
     }
