@@ -33,8 +33,8 @@ from k3rs.exceptions import InputError, K3Error, SessionError, SessionFileError
 
 NORM = "language_model.model.norm.weight"
 # Of the logits of a text under the present version of the arithmetic.
-CONTRACT_VERSION = "2"
-CONTRACT_BITS = "68c65de68c4bf17fb59888c2ecb1259b67e35f827083adbcefdb3949b964c0bc"
+CONTRACT_VERSION = "3"
+CONTRACT_BITS = "4f31c2c6fd5a232debc9af3b793bfbc8eafca250b5381c2c455f8156fb53e4c9"
 
 
 @pytest.fixture(scope="module")
@@ -262,12 +262,14 @@ def test_another_version_of_the_arithmetic_is_refused(
     model: k3rs.Model, saved: Path, tmp_path: Path
 ) -> None:
     content = saved.read_bytes()
-    same_length = content.replace(b'"contract":"2"', b'"contract":"3"')
+    found, other = int(CONTRACT_VERSION), int(CONTRACT_VERSION) + 1
+    same_length = content.replace(b'"contract":"%d"' % found, b'"contract":"%d"' % other)
     assert same_length != content
     file = tmp_path / "other contract"
     file.write_bytes(same_length)
     error = refusal(model, file)
-    assert "expected version 2 of the arithmetic, found a session of version 3" in str(error)
+    expected = f"expected version {found} of the arithmetic, found a session of version {other}"
+    assert expected in str(error)
 
 
 def test_new_arithmetic_has_a_new_version(tmp_path: Path) -> None:

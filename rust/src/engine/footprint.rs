@@ -5,7 +5,7 @@ use crate::format::catalog::Catalog;
 use crate::format::config::ModelConfig;
 use crate::io::queue::room_for;
 use crate::model::binding::BoundModel;
-use crate::model::gated_mla::QUERIES_MAX;
+use crate::model::gated_mla::{POSITIONS_TOGETHER, QUERIES_MAX};
 use crate::model::state::ModelState;
 use crate::storage::expert_cache::slot_bytes;
 use crate::storage::memory_plan::Footprint;
@@ -52,7 +52,8 @@ pub fn of(
 /// Floats that do not depend on the chunk: logits, those that a session keeps
 /// among them, and attention scores.
 fn scratch_floats(config: &ModelConfig, threads: usize, positions: usize) -> u64 {
-    let scores = config.mla.as_ref().map_or(0, |_| 2 * QUERIES_MAX * positions * threads);
+    let positions = positions + POSITIONS_TOGETHER;
+    let scores = config.mla.as_ref().map_or(0, |_| QUERIES_MAX * positions * threads);
     (3 * config.vocab_size + scores) as u64
 }
 

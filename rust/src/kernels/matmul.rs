@@ -4,6 +4,7 @@
 
 use rayon::prelude::*;
 
+use crate::kernels::aligned::LINE_FLOATS;
 use crate::kernels::backend::{Backend, Kind};
 use crate::kernels::matrix::{Matrix, Weights};
 use crate::kernels::scalar;
@@ -18,9 +19,6 @@ const TASK_BYTES: usize = 256 << 10;
 /// Tokens for which a task is that large, and rows of one for more of them.
 const FEW: usize = 8;
 const PANEL_ROWS: usize = 64;
-
-/// Floats that a CPU fetches at once.
-const LINE_FLOATS: usize = 16;
 
 /// `out[row, token] = dot(matrix[row], x[token])` on this thread.
 ///
@@ -116,34 +114,14 @@ pub fn scatter_rows(by_rows: &[f32], tokens: usize, out: &mut [f32], width: usiz
     if tokens == 1 {
         return out[first..first + rows].copy_from_slice(by_rows);
     }
+    // So many tokens that a cache line is read once for all of them.
     let together = LINE_FLOATS.min(tokens.div_ceil(rayon::current_num_threads())).max(1);
     out.par_chunks_mut(together * width).enumerate().for_each(|(chunk, out)| {
-        scatter(by_rows, tokens, chunk * together, out, width, first);
-    });
-}
-
-/// Writes `by_rows`, `[rows, tokens]`, to `out`, `[tokens, rows]`, on this thread.
-pub fn transpose(by_rows: &[f32], tokens: usize, out: &mut [f32]) {
-    let rows = by_rows.len() / tokens.max(1);
-    for (chunk, out) in out.chunks_mut((LINE_FLOATS * rows).max(1)).enumerate() {
-        scatter(by_rows, tokens, chunk * LINE_FLOATS, out, rows, 0);
-    }
-}
-
-/// [`scatter_rows`] of the tokens from `token` on that have a row in `out`: few, so that
-/// a cache line is read once for all of them.
-fn scatter(
-    by_rows: &[f32],
-    tokens: usize,
-    token: usize,
-    out: &mut [f32],
-    width: usize,
-    first: usize,
-) {
-    for (row, values) in by_rows.chunks_exact(tokens).enumerate() {
-        let places = out[first + row..].iter_mut().step_by(width);
-        for (out, value) in places.zip(&values[token..]) {
-            *out = *value;
+        for (row, values) in by_rows.chunks_exact(tokens).enumerate() {
+            let places = out[first + row..].iter_mut().step_by(width);
+            for (out, value) in places.zip(&values[chunk * together..]) {
+                *out = *value;
+            }
         }
-    }
+    });
 }

@@ -1,10 +1,10 @@
 //! A matrix as it is stored: a view of bytes, of shape `[rows, columns]`.
 
-use std::borrow::Cow;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use rayon::prelude::*;
 
+use crate::kernels::aligned::AlignedFloats;
 use crate::kernels::{bf16, mxfp4};
 
 /// The stored elements, row-major. Bytes need no alignment.
@@ -29,6 +29,26 @@ pub struct Matrix<'a> {
     rows: usize,
     columns: usize,
     weights: Weights<'a>,
+}
+
+/// What [`Matrix::arranged`] returns.
+#[derive(Debug)]
+pub enum Arranged<'x> {
+    /// The order is that of the columns.
+    AsTheyAre(&'x [f32]),
+    /// Another one.
+    Moved(AlignedFloats),
+}
+
+impl Deref for Arranged<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Arranged::AsTheyAre(values) => values,
+            Arranged::Moved(values) => values,
+        }
+    }
 }
 
 impl<'a> Matrix<'a> {
@@ -97,17 +117,17 @@ impl<'a> Matrix<'a> {
     /// Rows of one value for each column, in the order in which products with this
     /// matrix take them, filled up with zeros to whole groups: [`bf16::ARRANGED`],
     /// [`mxfp4::ARRANGED`], or float32 as it is.
-    pub fn arranged<'x>(&self, values: &'x [f32]) -> Cow<'x, [f32]> {
+    pub fn arranged<'x>(&self, values: &'x [f32]) -> Arranged<'x> {
         let arrange = match self.weights {
             Weights::Bf16(_) => bf16::arrange,
             Weights::F32(_) if self.columns.is_multiple_of(bf16::GROUP) => {
-                return Cow::Borrowed(values);
+                return Arranged::AsTheyAre(values);
             }
             Weights::F32(_) => fill_up,
             Weights::Mxfp4 { .. } => mxfp4::arrange,
         };
         let (columns, places) = (self.columns.max(1), self.arranged_columns().max(1));
-        let mut arranged = vec![0.0; values.len() / columns * places];
+        let mut arranged = AlignedFloats::zeroed(values.len() / columns * places);
         if values.len() == columns {
             arrange(values, &mut arranged);
         } else {
@@ -115,7 +135,7 @@ impl<'a> Matrix<'a> {
             rows.zip(arranged.par_chunks_exact_mut(places))
                 .for_each(|(row, out)| arrange(row, out));
         }
-        Cow::Owned(arranged)
+        Arranged::Moved(arranged)
     }
 
     /// Widens columns `first..first + out.len()` of one row, exactly.

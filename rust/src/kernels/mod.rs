@@ -4,6 +4,7 @@
 //! by tests over every length and alignment, the small functions because one body is
 //! compiled once for each instruction set ([`backend::for_each_backend`]).
 
+pub mod aligned;
 pub mod backend;
 pub mod bf16;
 pub mod math;

@@ -8,53 +8,56 @@
 //! in float32, subnormal scales included; values above its range are infinite and
 //! scale byte 255 is NaN, both as the format has it.
 
+use crate::kernels::matrix::{Matrix, Weights};
+use crate::kernels::scalar::{BLOCK, LANES};
+
 /// Columns that share a scale.
 pub const GROUP: usize = 32;
 
 /// Packed bytes of one group.
 pub const GROUP_BYTES: usize = GROUP / 2;
 
-/// Columns that the kernels decode at once: two groups.
-pub const PAIR: usize = 2 * GROUP;
+/// Packed bytes of a block.
+pub const BLOCK_BYTES: usize = BLOCK / 2;
 
-/// For each place of an arranged pair, the column of the pair that is there: the
-/// order in which interleaving the bytes of decoded values leaves them. Lane `l` of
-/// step `s` of eight belongs to group `l / 4` and comes from byte `l % 4 * 2 + s %
-/// 4 / 2` of the first (steps 0 to 3) or second half of that group's bytes.
-/// Products take both factors in this order, which spares putting decoded weights
-/// into another.
-pub const ARRANGED: [usize; PAIR] = arranged();
+/// For each of the eight lanes of a sum, the group of a block of [`BLOCK`] columns
+/// that it belongs to: the order in which transposing four registers of two groups
+/// each leaves them. All steps of a lane share one scale.
+pub const LANE_GROUPS: [usize; LANES] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-const fn arranged() -> [usize; PAIR] {
-    let mut order = [0; PAIR];
+/// For each place of an arranged block, the column of the block that is there: step
+/// `s` of lane `l` is column `s` of group `LANE_GROUPS[l]`. Products take both factors
+/// in this order, which spares putting decoded weights into another.
+pub const ARRANGED: [usize; BLOCK] = arranged();
+
+const fn arranged() -> [usize; BLOCK] {
+    let mut order = [0; BLOCK];
     let mut place = 0;
-    while place < PAIR {
-        let (step, lane) = (place / 8, place % 8);
-        let (group, half) = (lane / 4, step / 4);
-        order[place] = group * GROUP + half * GROUP / 2 + lane % 4 * 4 + step % 4;
+    while place < BLOCK {
+        order[place] = LANE_GROUPS[place % LANES] * GROUP + place / LANES;
         place += 1;
     }
     order
 }
 
 /// Writes a row (whole groups) in the order [`ARRANGED`] to `out`, which is filled up
-/// with a group of zeros where the row ends within a pair.
+/// with groups of zeros where the row ends within a block.
 ///
 /// # Panics
-/// If `out` does not hold exactly the pairs that `row` begins.
+/// If `out` does not hold exactly the blocks that `row` begins.
 pub fn arrange(row: &[f32], out: &mut [f32]) {
     assert_eq!(out.len(), padded(row.len()));
-    let (pairs, rest) = row.as_chunks::<PAIR>();
-    let mut last = [0.0; PAIR];
+    let (blocks, rest) = row.as_chunks::<BLOCK>();
+    let mut last = [0.0; BLOCK];
     last[..rest.len()].copy_from_slice(rest);
-    for (pair, out) in pairs.iter().chain([&last]).zip(out.as_chunks_mut::<PAIR>().0) {
-        *out = ARRANGED.map(|column| pair[column]);
+    for (block, out) in blocks.iter().chain([&last]).zip(out.as_chunks_mut::<BLOCK>().0) {
+        *out = ARRANGED.map(|column| block[column]);
     }
 }
 
 /// Places that `columns` take when arranged.
 pub const fn padded(columns: usize) -> usize {
-    columns.next_multiple_of(PAIR)
+    columns.next_multiple_of(BLOCK)
 }
 
 /// The scale byte that the format defines as NaN.
@@ -87,17 +90,78 @@ pub fn decode_group(packed: &[u8; GROUP_BYTES], scale_byte: u8, out: &mut [f32; 
     }
 }
 
-/// [`scale`] of every byte, once for each of the four lanes of its group.
-pub(crate) static SCALE_LANES: [[f32; 4]; 256] = scale_lanes();
+/// Stored rows, cut into blocks of [`BLOCK`] columns.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockRows<'a> {
+    packed: &'a [u8],
+    scales: &'a [u8],
+    /// Of a row.
+    groups: usize,
+}
 
-const fn scale_lanes() -> [[f32; 4]; 256] {
-    let mut lanes = [[0.0; 4]; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        lanes[byte] = [scale(byte as u8); 4];
-        byte += 1;
+/// A block as it is stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    pub(crate) packed: &'a [u8; BLOCK_BYTES],
+    pub(crate) scales: &'a [u8; LANES],
+}
+
+/// A block whose last groups are not stored: zeros with a scale of 1 stand for them.
+pub(crate) struct LastBlock {
+    packed: [u8; BLOCK_BYTES],
+    scales: [u8; LANES],
+}
+
+impl Stored<'_> {
+    /// Nothing but zeros.
+    pub(crate) const NONE: Self = Stored { packed: &[0; BLOCK_BYTES], scales: &[0; LANES] };
+}
+
+impl<'a> BlockRows<'a> {
+    /// # Panics
+    /// If `matrix` is stored in another form.
+    pub(crate) fn of(matrix: Matrix<'a>) -> Self {
+        let Weights::Mxfp4 { packed, scales } = matrix.weights() else {
+            unreachable!("kernels of MXFP4 are asked for its products only")
+        };
+        BlockRows { packed, scales, groups: matrix.columns() / GROUP }
     }
-    lanes
+
+    /// Whole blocks of a row.
+    #[inline]
+    pub(crate) fn whole(&self) -> usize {
+        self.groups / LANES
+    }
+
+    /// # Panics
+    /// If the row has no such whole block.
+    #[inline]
+    pub(crate) fn block(&self, row: usize, block: usize) -> Stored<'a> {
+        let group = row * self.groups + block * LANES;
+        let packed = self.packed[group * GROUP_BYTES..].first_chunk();
+        let (Some(packed), Some(scales)) = (packed, self.scales[group..].first_chunk()) else {
+            panic!("row {row} has no block {block}")
+        };
+        Stored { packed, scales }
+    }
+
+    /// What follows the whole blocks of a row.
+    #[cold]
+    pub(crate) fn last(&self, row: usize) -> LastBlock {
+        let mut last = LastBlock { packed: [0; BLOCK_BYTES], scales: [SCALE_ONE; LANES] };
+        let groups = row * self.groups + self.whole() * LANES..(row + 1) * self.groups;
+        last.scales[..groups.len()].copy_from_slice(&self.scales[groups.clone()]);
+        let bytes = groups.start * GROUP_BYTES..groups.end * GROUP_BYTES;
+        last.packed[..bytes.len()].copy_from_slice(&self.packed[bytes]);
+        last
+    }
+}
+
+impl LastBlock {
+    #[inline]
+    pub(crate) fn stored(&self) -> Stored<'_> {
+        Stored { packed: &self.packed, scales: &self.scales }
+    }
 }
 
 /// The high and the low bytes of [`VALUES`] as bfloat16, which hold them
@@ -154,18 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn an_arranged_pair_holds_every_column_once() {
+    fn an_arranged_block_holds_every_column_once() {
         let mut order = ARRANGED;
         order.sort_unstable();
-        assert_eq!(order.to_vec(), (0..PAIR).collect::<Vec<_>>());
-        let values: Vec<f32> = (0..3 * GROUP).map(|column| column as f32).collect();
-        let mut arranged = vec![f32::NAN; 2 * PAIR];
+        assert_eq!(order.to_vec(), (0..BLOCK).collect::<Vec<_>>());
+        let values: Vec<f32> = (0..11 * GROUP).map(|column| column as f32).collect();
+        let mut arranged = vec![f32::NAN; 2 * BLOCK];
         arrange(&values, &mut arranged);
-        // A lane belongs to one group: the first four to the first of a pair.
+        // A lane belongs to one group, and meets its columns in their order.
         for (place, value) in arranged.iter().enumerate() {
-            let group = 2 * (place / PAIR) + (place % 8) / 4;
-            let expected = if group < 3 { group } else { 0 };
-            assert_eq!(*value as usize / GROUP, expected, "place {place}");
+            let group = place / BLOCK * LANES + LANE_GROUPS[place % LANES];
+            let expected = group * GROUP + place % BLOCK / LANES;
+            let expected = if group < 11 { expected } else { 0 };
+            assert_eq!(*value as usize, expected, "place {place}");
         }
     }
 }

@@ -2,68 +2,58 @@
 //!
 //! # The contract of a sum
 //!
-//! `dot(w, x)` over `K` columns of bfloat16 or float32:
+//! `dot(w, x)` over `K` columns:
 //!
-//! 1. every stored weight is widened to float32, exactly;
-//! 2. columns are cut into blocks of [`BLOCK`] = 512; inside a block column `k`
-//!    belongs to lane `k % 8` of float32 and to lane `k / 2 % 8` of bfloat16, whose
-//!    neighbours are widened by different operations ([`bf16`]); each lane is
-//!    one chain of fused multiply-adds in float32, from +0, in column order: at
-//!    most 64 steps;
-//! 3. at the end of a block the lanes are folded into four float64 sums:
-//!    `wide[j] += lane[j] + lane[j + 4]`, all in float64;
-//! 4. the result is `(wide[0] + wide[2]) + (wide[1] + wide[3])`, rounded once
+//! 1. every stored weight is widened to float32, exactly, an MXFP4 value without its
+//!    scale; weights and `x` are put into the order in which the kernels meet
+//!    them ([`bf16::ARRANGED`], [`mxfp4::ARRANGED`], float32 as it is) and filled
+//!    up with zeros;
+//! 2. these places are cut into blocks of [`BLOCK`] = 256; inside a block place `p`
+//!    belongs to lane `p % 8`, and each lane is one chain of fused multiply-adds in
+//!    float32, from +0: [`CHAIN`] = 32 steps;
+//! 3. `sum[lane] = fma(scale, chain[lane], sum[lane])` in float32, from +0, over
+//!    [`SUMMED`] = 16 blocks. The scale of MXFP4 is that of the lane's group, of
+//!    which the chain has all 32 columns, that of a missing group 1; bfloat16 and
+//!    float32 have none, which is a scale of 1;
+//! 4. after so many blocks, and at the end, these sums are folded into four float64
+//!    sums, `wide[j] += sum[j] + sum[j + 4]`, and start again from +0;
+//! 5. the result is `(wide[0] + wide[2]) + (wide[1] + wide[3])`, rounded once
 //!    to float32.
 //!
-//! A tail counts as if it were filled up with zeros. Eight lanes are one AVX2
-//! register (half an AVX-512 one, two of NEON), and a row gives one chain a
-//! register, so that rows and tokens multiplied together keep the FMA units
-//! busy without a word in the result. Chains of 64 steps hold the rounding
-//! error at about 1.5e-7 of the result's root mean square at any `K`
+//! Eight lanes are one AVX2 register (half an AVX-512 one, two of NEON), and a row
+//! gives one chain a register, so that rows and tokens multiplied together keep the
+//! FMA units busy without a word in the result. Three levels of sums hold the
+//! rounding error at about 1.5e-7 of the result's root mean square at any `K`
 //! (`tests/kernel_accuracy.rs` measures it; eight chains over all of `K` would
-//! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792), and let folding them cost an
-//! eighth of the multiply-adds.
-//!
-//! # The contract of a sum over MXFP4
-//!
-//! Groups of 32 share a scale, and the kernels decode two of them at once, a
-//! [`PAIR`] of 64 columns, in the order [`mxfp4::ARRANGED`] that leaves four lanes to each:
-//!
-//! 1. both `w` and `x` are put into that order, a missing group at the end of a
-//!    row as zeros with a scale of 1;
-//! 2. inside a pair each of the eight lanes is one chain of eight fused
-//!    multiply-adds of the *unscaled* values, from +0;
-//! 3. `sum[lane] = fma(scale of the lane's group, chain[lane], sum[lane])`, from
-//!    +0, over at most [`SCALED`] = 8 whole pairs, or the one that is not whole;
-//! 4. these sums are folded into four float64 and totalled as above.
+//! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792), and cost one operation for 32
+//! multiply-adds.
 //!
 //! # The contract of a weighted sum
 //!
 //! `weighted_sum`, the product with a transposed matrix, runs its chains over
-//! rows: blocks of [`CHAIN`] = 32 rows, one chain a column, folded into one
-//! float64 sum a column.
+//! rows: each column is one chain of [`CHAIN`] rows, [`SUMMED`] of which are added up
+//! in float32, from +0, before they are added to one float64 sum.
 
-use crate::kernels::bf16;
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::mxfp4::{self, ARRANGED, GROUP, PAIR, VALUES, padded};
+use crate::kernels::mxfp4::{self, ARRANGED, GROUP, LANE_GROUPS, VALUES};
+use crate::kernels::{bf16, mxfp4::BLOCK_BYTES};
 
 /// Version of the arithmetic: of every order of operations that the bits of a
 /// logit depend on, here and in the model. A saved session continues only
 /// under the version that it was made with.
-pub const CONTRACT: u32 = 2;
+pub const CONTRACT: u32 = 3;
 
 /// Lanes of a block.
 pub const LANES: usize = 8;
 
-/// Columns of a block: 64 steps of each lane.
-pub const BLOCK: usize = LANES * 64;
-
-/// Steps of a chain of a weighted sum, and over the keys of a delta rule, before it is
-/// folded into float64.
+/// Steps of a chain of fused multiply-adds.
 pub const CHAIN: usize = 32;
 
-/// Pairs whose scaled chains are added up before they are folded into float64.
-pub const SCALED: usize = 8;
+/// Columns of a block: a chain of each lane.
+pub const BLOCK: usize = LANES * CHAIN;
+
+/// Chains that are added up in float32 before they are folded into float64.
+pub const SUMMED: usize = 16;
 
 /// `out[row, token] = dot(matrix[row], x[token])`.
 ///
@@ -75,86 +65,79 @@ pub const SCALED: usize = 8;
 /// If the lengths do not agree with the shape of `matrix`.
 pub fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
     assert!(x.len() == tokens * matrix.arranged_columns() && out.len() == matrix.rows() * tokens);
-    match matrix.weights() {
-        Weights::Bf16(_) | Weights::F32(_) => dot_plain(matrix, x, tokens, out),
-        Weights::Mxfp4 { packed, scales } => {
-            dot_mxfp4(packed, scales, matrix.columns(), x, tokens, out);
+    let places = matrix.arranged_columns();
+    let mut row_weights = ArrangedRow::of_width(places);
+    for (row, out) in out.chunks_exact_mut(tokens.max(1)).enumerate() {
+        row_weights.read(matrix, row);
+        for (token, out) in out.iter_mut().enumerate() {
+            *out = row_weights.dot(&x[token * places..][..places]);
         }
     }
 }
 
-fn dot_plain(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let (columns, places) = (matrix.columns(), matrix.arranged_columns());
-    let mut decoded = [0.0; BLOCK];
-    let mut arranged = [0.0; BLOCK];
-    let mut wide = vec![[0.0; 4]; tokens];
-    for row in 0..matrix.rows() {
-        wide.fill([0.0; 4]);
-        for first in (0..columns).step_by(BLOCK) {
-            let decoded = &mut decoded[..BLOCK.min(columns - first)];
-            matrix.decode(row, first, decoded);
-            let weights = if let Weights::Bf16(_) = matrix.weights() {
-                let arranged = &mut arranged[..BLOCK.min(places - first)];
-                bf16::arrange(decoded, arranged);
-                arranged
-            } else {
-                decoded
-            };
-            for (token, wide) in wide.iter_mut().enumerate() {
-                let x = &x[token * places + first..][..weights.len()];
-                fold(&block_lanes(weights, x), wide);
-            }
-        }
-        for (out, wide) in out[row * tokens..].iter_mut().zip(&wide) {
-            *out = total(wide);
-        }
-    }
+/// One row of weights in the order of its products.
+struct ArrangedRow {
+    /// In column order, before they are arranged.
+    columns: Vec<f32>,
+    /// Without their scales.
+    values: Vec<f32>,
+    /// Of each lane of each block.
+    scales: Vec<[f32; LANES]>,
 }
 
-fn dot_mxfp4(
-    packed: &[u8],
-    scales: &[u8],
-    columns: usize,
-    x: &[f32],
-    tokens: usize,
-    out: &mut [f32],
-) {
-    let places = padded(columns);
-    let mut values = vec![0.0; places];
-    let mut lane_scales = vec![1.0; places / PAIR * LANES];
-    for row in 0..out.len() / tokens.max(1) {
-        for (place, value) in values.iter_mut().enumerate() {
-            let column = place - place % PAIR + ARRANGED[place % PAIR];
-            if column < columns {
-                let byte = packed[(row * columns + column) / 2];
-                *value = VALUES
-                    [usize::from(if column.is_multiple_of(2) { byte & 0x0f } else { byte >> 4 })];
+impl ArrangedRow {
+    fn of_width(places: usize) -> Self {
+        ArrangedRow {
+            columns: Vec::new(),
+            values: vec![0.0; places],
+            scales: vec![[1.0; LANES]; places.div_ceil(BLOCK)],
+        }
+    }
+
+    fn read(&mut self, matrix: Matrix<'_>, row: usize) {
+        let columns = matrix.columns();
+        match matrix.weights() {
+            Weights::Bf16(_) => {
+                self.columns.resize(columns, 0.0);
+                matrix.decode(row, 0, &mut self.columns);
+                bf16::arrange(&self.columns, &mut self.values);
             }
-        }
-        let groups = scales[row * columns / GROUP..][..columns / GROUP].iter();
-        for (lanes, scale) in lane_scales.chunks_exact_mut(LANES / 2).zip(groups) {
-            lanes.fill(mxfp4::scale(*scale));
-        }
-        for token in 0..tokens {
-            let x = &x[token * places..][..places];
-            let mut wide = [0.0; 4];
-            let whole = columns / PAIR;
-            let blocks = (0..whole).step_by(SCALED).map(|first| first..whole.min(first + SCALED));
-            // A single group at the end.
-            let single = (whole * PAIR < columns).then_some(whole..whole + 1);
-            for block in blocks.chain(single) {
-                let mut sums = [0.0; LANES];
-                for pair in block {
-                    let range = pair * PAIR..(pair + 1) * PAIR;
-                    let chains = block_lanes(&values[range.clone()], &x[range]);
-                    for (lane, sum) in sums.iter_mut().enumerate() {
-                        *sum = lane_scales[pair * LANES + lane].mul_add(chains[lane], *sum);
+            Weights::F32(_) => matrix.decode(row, 0, &mut self.values[..columns]),
+            Weights::Mxfp4 { packed, scales } => {
+                let packed = &packed[row * columns / 2..][..columns / 2];
+                let blocks = packed.chunks(BLOCK_BYTES).zip(self.values.chunks_exact_mut(BLOCK));
+                for (packed, values) in blocks {
+                    for (value, column) in values.iter_mut().zip(ARRANGED) {
+                        let byte = packed.get(column / 2).copied().unwrap_or_default();
+                        let shift = if column.is_multiple_of(2) { 0 } else { 4 };
+                        *value = VALUES[usize::from((byte >> shift) & 0x0f)];
                     }
                 }
-                fold(&sums, &mut wide);
+                let scales = &scales[row * columns / GROUP..][..columns / GROUP];
+                for (scales, lanes) in scales.chunks(LANES).zip(&mut self.scales) {
+                    *lanes = LANE_GROUPS
+                        .map(|group| scales.get(group).map_or(1.0, |byte| mxfp4::scale(*byte)));
+                }
             }
-            out[row * tokens + token] = total(&wide);
         }
+    }
+
+    fn dot(&self, x: &[f32]) -> f32 {
+        let mut wide = [0.0; 4];
+        let blocks: Vec<_> = self.values.chunks(BLOCK).zip(x.chunks(BLOCK)).collect();
+        for (blocks, scales) in blocks.chunks(SUMMED).zip(self.scales.chunks(SUMMED)) {
+            let mut sums = [0.0; LANES];
+            for ((values, x), scales) in blocks.iter().zip(scales) {
+                let chains = block_chains(values, x);
+                for ((sum, chain), scale) in sums.iter_mut().zip(chains).zip(scales) {
+                    *sum = scale.mul_add(chain, *sum);
+                }
+            }
+            for (j, wide) in wide.iter_mut().enumerate() {
+                *wide += f64::from(sums[j]) + f64::from(sums[j + 4]);
+            }
+        }
+        ((wide[0] + wide[2]) + (wide[1] + wide[3])) as f32
     }
 }
 
@@ -168,6 +151,7 @@ pub fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, out: &mu
     let (rows, columns) = (matrix.rows(), matrix.columns());
     assert!(factors.len() == tokens * rows && out.len() == tokens * columns);
     let mut decoded = vec![0.0; CHAIN.min(rows) * columns];
+    let mut sums = vec![0.0; tokens * columns];
     let mut wide = vec![0.0; tokens * columns];
     for first in (0..rows).step_by(CHAIN) {
         let count = CHAIN.min(rows - first);
@@ -181,7 +165,14 @@ pub fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, out: &mu
                 for (i, factor) in factors.iter().enumerate() {
                     chain = factor.mul_add(decoded[i * columns + column], chain);
                 }
-                wide[token * columns + column] += f64::from(chain);
+                sums[token * columns + column] += chain;
+            }
+        }
+        let chains = first / CHAIN + 1;
+        if chains.is_multiple_of(SUMMED) || first + count == rows {
+            for (wide, sum) in wide.iter_mut().zip(&mut sums) {
+                *wide += f64::from(*sum);
+                *sum = 0.0;
             }
         }
     }
@@ -190,22 +181,12 @@ pub fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, out: &mu
     }
 }
 
-/// The eight chains of one block of at most [`BLOCK`] columns.
-fn block_lanes(weights: &[f32], x: &[f32]) -> [f32; LANES] {
-    let mut lanes = [0.0f32; LANES];
-    for (column, (weight, x)) in weights.iter().zip(x).enumerate() {
-        let lane = &mut lanes[column % LANES];
-        *lane = weight.mul_add(*x, *lane);
+/// The eight chains of at most [`BLOCK`] places.
+fn block_chains(weights: &[f32], x: &[f32]) -> [f32; LANES] {
+    let mut chains = [0.0f32; LANES];
+    for (place, (weight, x)) in weights.iter().zip(x).enumerate() {
+        let chain = &mut chains[place % LANES];
+        *chain = weight.mul_add(*x, *chain);
     }
-    lanes
-}
-
-fn fold(lanes: &[f32; LANES], wide: &mut [f64; 4]) {
-    for (j, wide) in wide.iter_mut().enumerate() {
-        *wide += f64::from(lanes[j]) + f64::from(lanes[j + 4]);
-    }
-}
-
-fn total(wide: &[f64; 4]) -> f32 {
-    ((wide[0] + wide[2]) + (wide[1] + wide[3])) as f32
+    chains
 }

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use crate::error::Result;
 use crate::format::config::MlaConfig;
 use crate::kernels::backend::Backend;
-use crate::kernels::matmul::{dot_rows, transpose, weighted_sum};
+use crate::kernels::matmul::{dot_rows, weighted_sum};
 use crate::kernels::matrix::Matrix;
 use crate::kernels::rms_norm::rms_norm_in_place;
 use crate::kernels::situ_glu::sigmoid_gate;
@@ -31,6 +31,10 @@ const LATENT_NORM_EPSILON: f32 = 1e-6;
 
 /// Queries (heads times tokens) that share one pass over the cache.
 pub const QUERIES_MAX: usize = 48;
+
+/// Positions whose scores are made together, so that their latents and the products' sums
+/// stay in the second-level cache.
+pub const POSITIONS_TOGETHER: usize = 96;
 
 /// `x` `[tokens, hidden]`, normalised, to the attention's output of that shape;
 /// the chunk's latents are appended to `cache`.
@@ -145,17 +149,16 @@ impl Attention<'_> {
         }
         let last = queries.iter().map(|query| query.token).max().unwrap_or(0);
         let positions = before + last + 1;
-        let rows = Matrix::of_floats(positions, width, &self.cache.rows()[..positions * width]);
-        let mut scores = vec![0.0; positions * queries.len()];
-        dot_rows(self.backend, rows, &absorbed, queries.len(), &mut scores);
+        let rows = &self.cache.rows()[..positions * width];
         let factor = 1.0 / (query_dim as f64).sqrt();
-        let mut weights = vec![0.0; scores.len()];
-        transpose(&scores, queries.len(), &mut weights);
+        let mut weights = vec![0.0; queries.len() * positions];
+        self.scores(&absorbed, rows, &mut weights);
         for (query, weights) in queries.iter().zip(weights.chunks_exact_mut(positions)) {
             let (visible, future) = weights.split_at_mut(before + query.token + 1);
             softmax_in_place(self.backend, visible, factor);
             future.fill(0.0);
         }
+        let rows = Matrix::of_floats(positions, width, rows);
         weighted_sum(self.backend, rows, &weights, queries.len(), &mut absorbed);
         let mut out = vec![0.0; queries.len() * config.value_dim];
         let outputs = out.chunks_exact_mut(config.value_dim);
@@ -163,5 +166,23 @@ impl Attention<'_> {
             dot_rows(self.backend, query.values, &mixed[..latent], 1, out);
         }
         out
+    }
+
+    /// Products of all `queries` `[queries, width]` with all `rows` of the cache,
+    /// `[positions, width]`, to `out`, `[queries, positions]`.
+    fn scores(&self, queries: &[f32], rows: &[f32], out: &mut [f32]) {
+        let width = self.cache.width();
+        let (count, positions) = (queries.len() / width, rows.len() / width);
+        let queries = Matrix::of_floats(count, width, queries);
+        let mut part = vec![0.0; count * positions.min(POSITIONS_TOGETHER)];
+        for (index, rows) in rows.chunks(POSITIONS_TOGETHER * width).enumerate() {
+            let together = rows.len() / width;
+            let part = &mut part[..count * together];
+            dot_rows(self.backend, queries, rows, together, part);
+            for (part, out) in part.chunks_exact(together).zip(out.chunks_exact_mut(positions)) {
+                let first = index * POSITIONS_TOGETHER;
+                out[first..first + together].copy_from_slice(part);
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@
 pub(super) mod mxfp4;
 pub(super) mod panel;
 pub(super) mod plain;
-mod weighted_sum;
+pub(super) mod weighted_sum;
 
 use std::arch::x86_64::*;
 
@@ -19,7 +19,7 @@ pub(crate) use weighted_sum::weighted_sum;
 /// Tokens up to which decoding the weights in registers, once for every three of
 /// them, costs less than a panel.
 const FEW_PLAIN: usize = 8;
-const FEW_MXFP4: usize = 4;
+const FEW_MXFP4: usize = 2;
 
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.
 #[target_feature(enable = "avx2,fma")]

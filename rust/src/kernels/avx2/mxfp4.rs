@@ -1,179 +1,199 @@
-//! MXFP4 rows: decoding two groups at a time, and the product with few tokens,
-//! one row at a time: the chains of different pairs do not depend on each other.
+//! MXFP4 rows: decoding a block at a time, and the product with few tokens.
 
 use std::arch::x86_64::*;
 
+use crate::kernels::avx2::panel::store;
 use crate::kernels::avx2::{fold, total};
-use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::mxfp4::{GROUP, GROUP_BYTES, PAIR, SCALE_LANES, SCALE_ONE, VALUE_BYTES};
-use crate::kernels::scalar::{LANES, SCALED};
+use crate::kernels::matrix::Matrix;
+use crate::kernels::mxfp4::{BLOCK_BYTES, BlockRows, LANE_GROUPS, SCALE_NAN, Stored, VALUE_BYTES};
+use crate::kernels::scalar::{BLOCK, CHAIN, LANES, SUMMED};
 
 /// Bytes ahead of the current position that are asked for early.
 const PREFETCH_BYTES: usize = 4096;
 
-/// All rows of `matrix` with all tokens: `x` is `[tokens, columns]`, arranged,
-/// `out` `[rows, tokens]`.
+/// Registers of decoded values that a register of packed ones gives.
+const VALUES: usize = 8;
+
+/// Registers of a packed block.
+const PACKED: usize = CHAIN / VALUES;
+
+/// All rows of `matrix` with `tokens` of them, at most two: `x` is `[tokens, columns]`,
+/// arranged, `out` `[rows, tokens]`.
 #[target_feature(enable = "avx2,fma")]
-pub(in crate::kernels) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let x = x.as_chunks::<PAIR>().0;
-    let pairs = x.len() / tokens;
-    if pairs == 0 {
-        return out.fill(0.0);
-    }
-    for (row, out) in out.chunks_exact_mut(tokens).enumerate() {
-        let row = Mxfp4Row::of(matrix, row);
-        let (threes, rest) = out.as_chunks_mut::<3>();
-        let (x_threes, x_rest) = x.split_at(threes.len() * 3 * pairs);
-        for (out, x) in threes.iter_mut().zip(x_threes.chunks_exact(3 * pairs)) {
-            *out = dot_row(row, x);
-        }
-        match rest {
-            [a, b] => [*a, *b] = dot_row(row, x_rest),
-            [a] => [*a] = dot_row(row, x_rest),
-            _ => {}
-        }
+pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
+    let x = x.as_chunks::<BLOCK>().0;
+    match tokens {
+        _ if x.is_empty() => out.fill(0.0),
+        1 => dot_all::<1>(matrix, x, out),
+        _ => dot_all::<2>(matrix, x, out),
     }
 }
 
-/// One row with `T` tokens, `x` being `[T, pairs]`.
+#[target_feature(enable = "avx2,fma")]
+fn dot_all<const T: usize>(matrix: Matrix<'_>, x: &[[f32; BLOCK]], out: &mut [f32]) {
+    let rows = BlockRows::of(matrix);
+    let (twos, rest) = out.as_chunks_mut::<T>().0.as_chunks_mut::<2>();
+    for (pair, out) in twos.iter_mut().enumerate() {
+        *out = dot_some(rows, [2 * pair, 2 * pair + 1], x);
+    }
+    if let [out] = rest {
+        [*out] = dot_some(rows, [2 * twos.len()], x);
+    }
+}
+
+/// `R` rows, so that no chain waits for itself, with `T` tokens, `x` being `[T, blocks]`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dot_row<const T: usize>(row: Mxfp4Row<'_>, x: &[[f32; PAIR]]) -> [f32; T] {
-    let token_pairs = x.len() / T;
-    assert!(row.pairs.len() <= token_pairs);
-    let mut wide = [_mm256_setzero_pd(); T];
-    let blocks = row.pairs.chunks(SCALED).zip(row.scales.chunks(SCALED));
-    for (block, (pairs, scales)) in blocks.enumerate() {
-        let mut sums = [_mm256_setzero_ps(); T];
-        for (index, (packed, scales)) in pairs.iter().zip(scales).enumerate() {
-            let x = std::array::from_fn(|token| {
-                // SAFETY: by the assertion there is a pair of `x` for each of the row.
-                unsafe { x.get_unchecked(token * token_pairs + block * SCALED + index) }
-            });
-            sums = add_pair(decode_pair(packed, *scales, PREFETCH_BYTES), x, sums);
+fn dot_some<const R: usize, const T: usize>(
+    rows: BlockRows<'_>,
+    which: [usize; R],
+    x: &[[f32; BLOCK]],
+) -> [[f32; T]; R] {
+    let (blocks, whole) = (x.len() / T, rows.whole());
+    let last = (whole < blocks).then(|| which.map(|row| rows.last(row)));
+    let mut wide = [[_mm256_setzero_pd(); T]; R];
+    let mut sums = [[_mm256_setzero_ps(); T]; R];
+    for (block, x) in x[..blocks].iter().enumerate() {
+        let mut stored = [Stored::NONE; R];
+        for (r, stored) in stored.iter_mut().enumerate() {
+            *stored = match &last {
+                Some(last) if block == whole => last[r].stored(),
+                _ => rows.block(which[r], block),
+            };
+            ask(*stored, PREFETCH_BYTES);
         }
-        fold_all(sums, &mut wide);
-    }
-    if let Some(half) = row.half {
-        let x = std::array::from_fn(|token| &x[(token + 1) * token_pairs - 1]);
-        fold_all(add_pair(half.decode(), x, [_mm256_setzero_ps(); T]), &mut wide);
-    }
-    wide.map(|wide| total(wide))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn fold_all<const T: usize>(sums: [__m256; T], wide: &mut [__m256d; T]) {
-    for (wide, sums) in wide.iter_mut().zip(sums) {
-        *wide = fold(sums, *wide);
-    }
-}
-
-/// `sums + scales * chains(values, x)` for each of `T` tokens.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn add_pair<const T: usize>(
-    pair: Pair,
-    x: [&[f32; PAIR]; T],
-    mut sums: [__m256; T],
-) -> [__m256; T] {
-    let mut chains = [_mm256_setzero_ps(); T];
-    for (step, values) in pair.values.into_iter().enumerate() {
-        for (chain, x) in chains.iter_mut().zip(x) {
-            // SAFETY: eight steps of eight places are the 64 of the pair.
-            let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(step * LANES)) };
-            *chain = _mm256_fmadd_ps(values, x, *chain);
+        // SAFETY: each token has a block that is so many tokens' blocks after this one.
+        unsafe { add_block(stored, x, blocks, &mut sums) };
+        if (block + 1).is_multiple_of(SUMMED) || block + 1 == blocks {
+            for (wide, sums) in wide.as_flattened_mut().iter_mut().zip(sums.as_flattened_mut()) {
+                *wide = fold(*sums, *wide);
+                *sums = _mm256_setzero_ps();
+            }
         }
     }
-    for (sum, chain) in sums.iter_mut().zip(chains) {
-        *sum = _mm256_fmadd_ps(pair.scales, chain, *sum);
+    let mut out = [[0.0; T]; R];
+    for (out, wide) in out.as_flattened_mut().iter_mut().zip(wide.as_flattened()) {
+        *out = total(*wide);
     }
-    sums
+    out
 }
 
-/// The packed bytes of one row.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct Mxfp4Row<'a> {
-    pub(in crate::kernels) pairs: &'a [[u8; PAIR / 2]],
-    pub(in crate::kernels) scales: &'a [[u8; 2]],
-    /// The group that follows the pairs where their number is odd.
-    pub(in crate::kernels) half: Option<HalfPair<'a>>,
-}
-
-/// One packed group; the missing one counts as zeros with a scale of 1.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct HalfPair<'a> {
-    packed: &'a [u8; GROUP_BYTES],
-    scale: u8,
-}
-
-/// Two decoded groups.
-pub(in crate::kernels) struct Pair {
-    /// The 64 unscaled values in the order of `mxfp4::ARRANGED`.
-    pub(in crate::kernels) values: [__m256; 8],
-    /// The scale of each lane's group.
-    pub(in crate::kernels) scales: __m256,
-}
-
-impl<'a> Mxfp4Row<'a> {
-    #[inline]
-    pub(in crate::kernels) fn of(matrix: Matrix<'a>, row: usize) -> Self {
-        let Weights::Mxfp4 { packed, scales } = matrix.weights() else { unreachable!() };
-        let groups = matrix.columns() / GROUP;
-        let packed = &packed[row * groups * GROUP_BYTES..][..groups * GROUP_BYTES];
-        let (pairs, rest) = packed.as_chunks();
-        let (scales, last) = scales[row * groups..][..groups].as_chunks();
-        let half = rest.first_chunk().zip(last.first());
-        let half = half.map(|(packed, scale)| HalfPair { packed, scale: *scale });
-        Mxfp4Row { pairs, scales, half }
-    }
-}
-
-/// Decodes two groups and asks for the bytes `ahead` of them.
+/// Asks for the bytes `ahead` of a block.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(in crate::kernels) fn decode_pair(
-    packed: &[u8; PAIR / 2],
-    scales: [u8; 2],
-    ahead: usize,
-) -> Pair {
-    _mm_prefetch::<_MM_HINT_T0>(packed.as_ptr().wrapping_add(ahead).cast());
-    // SAFETY: an array of thirty-two bytes.
-    let packed = unsafe { _mm256_loadu_si256(packed.as_ptr().cast()) };
-    Pair { values: decode_values(packed), scales: decode_scales(scales) }
+pub(in crate::kernels) fn ask(stored: Stored<'_>, ahead: usize) {
+    let place = stored.packed.as_ptr().wrapping_add(ahead);
+    _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(BLOCK_BYTES / 2).cast());
 }
 
-impl HalfPair<'_> {
-    /// Decodes the group. Not inlined: it comes once a row, and the registers are
-    /// needed for the pairs.
-    #[cold]
-    #[target_feature(enable = "avx2,fma")]
-    pub(in crate::kernels) fn decode(self) -> Pair {
-        // SAFETY: an array of sixteen bytes.
-        let packed = unsafe { _mm_loadu_si128(self.packed.as_ptr().cast()) };
-        let values = decode_values(_mm256_zextsi128_si256(packed));
-        Pair { values, scales: decode_scales([self.scale, SCALE_ONE]) }
+/// `sums += scales * chains(values, x)` of `R` stored blocks with each of `T` tokens,
+/// whose blocks follow each other at `stride` blocks.
+///
+/// # Safety
+/// The tokens' blocks must be readable.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_block<const R: usize, const T: usize>(
+    stored: [Stored<'_>; R],
+    x: &[f32; BLOCK],
+    stride: usize,
+    sums: &mut [[__m256; T]; R],
+) {
+    let mut packed = [[_mm256_setzero_si256(); PACKED]; R];
+    for (packed, stored) in packed.iter_mut().zip(stored) {
+        *packed = transpose(stored.packed);
+    }
+    let mut chains = [[_mm256_setzero_ps(); T]; R];
+    for part in 0..PACKED {
+        for (chains, packed) in chains.iter_mut().zip(packed) {
+            for (step, values) in decode_values(packed[part]).into_iter().enumerate() {
+                for (token, chain) in chains.iter_mut().enumerate() {
+                    let place = token * stride * BLOCK + (part * VALUES + step) * LANES;
+                    // SAFETY: as the caller vouches; four parts of eight steps are the
+                    // block.
+                    let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(place)) };
+                    *chain = _mm256_fmadd_ps(values, x, *chain);
+                }
+            }
+        }
+    }
+    for ((sums, chains), stored) in sums.iter_mut().zip(chains).zip(stored) {
+        let scales = decode_scales(stored.scales);
+        for (sum, chain) in sums.iter_mut().zip(chains) {
+            *sum = _mm256_fmadd_ps(scales, chain, *sum);
+        }
     }
 }
 
+/// Decodes a block: its unscaled values in the order of `mxfp4::ARRANGED` to `out`;
+/// returns the scale of each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn decode_scales(scales: [u8; 2]) -> __m256 {
-    let [first, second] = scales.map(|byte| {
-        // SAFETY: an array of four floats.
-        unsafe { _mm_loadu_ps(SCALE_LANES[usize::from(byte)].as_ptr()) }
+pub(super) fn decode_block(stored: Stored<'_>, out: &mut [f32; BLOCK]) -> __m256 {
+    let parts = out.as_chunks_mut::<{ VALUES * LANES }>().0;
+    for (packed, out) in transpose(stored.packed).into_iter().zip(parts) {
+        for (values, out) in decode_values(packed).into_iter().zip(out.as_chunks_mut().0) {
+            store(values, out);
+        }
+    }
+    decode_scales(stored.scales)
+}
+
+/// Four bytes of each group of a block, group beside group as in
+/// [`LANE_GROUPS`]: the first two bytes of four groups, then their other two.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn transpose(packed: &[u8; BLOCK_BYTES]) -> [__m256i; PACKED] {
+    let [a, b, c, d] = std::array::from_fn(|register| {
+        // SAFETY: four registers of thirty-two bytes.
+        unsafe { _mm256_loadu_si256(packed.as_ptr().cast::<__m256i>().add(register)) }
     });
-    _mm256_set_m128(second, first)
+    let [ab, cd] = [_mm256_unpacklo_epi16(a, b), _mm256_unpacklo_epi16(c, d)];
+    let [ab_high, cd_high] = [_mm256_unpackhi_epi16(a, b), _mm256_unpackhi_epi16(c, d)];
+    [
+        _mm256_unpacklo_epi32(ab, cd),
+        _mm256_unpackhi_epi32(ab, cd),
+        _mm256_unpacklo_epi32(ab_high, cd_high),
+        _mm256_unpackhi_epi32(ab_high, cd_high),
+    ]
 }
 
-/// The 64 values of two packed groups in the order of `mxfp4::ARRANGED`.
+/// The scale of each lane's group: `mxfp4::scale`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn decode_scales(scales: &[u8; LANES]) -> __m256 {
+    const ORDER: u64 = u64::from_le_bytes(lane_order());
+    let order = _mm_cvtsi64_si128(ORDER.cast_signed());
+    let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(*scales));
+    let bytes = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(bytes, order));
+    // Byte 0 is 2^-127, which is subnormal; the others are an exponent as it is.
+    const SMALLEST: i32 = 1 << 22;
+    let exponents = _mm256_max_epu32(_mm256_slli_epi32::<23>(bytes), _mm256_set1_epi32(SMALLEST));
+    let missing = _mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(i32::from(SCALE_NAN)));
+    let nan = _mm256_set1_ps(f32::NAN);
+    _mm256_blendv_ps(_mm256_castsi256_ps(exponents), nan, _mm256_castsi256_ps(missing))
+}
+
+/// [`LANE_GROUPS`] as bytes.
+pub(in crate::kernels) const fn lane_order() -> [u8; LANES] {
+    let mut order = [0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        order[lane] = LANE_GROUPS[lane] as u8;
+        lane += 1;
+    }
+    order
+}
+
+/// The eight values of each lane of a transposed register.
 ///
 /// A value is a bfloat16, so two byte shuffles give the high and the low bytes of
 /// all low nibbles, and two more those of the high nibbles. Interleaving them
 /// gives bfloat16 pairs, which a shift and a mask make floats.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn decode_values(packed: __m256i) -> [__m256; 8] {
+fn decode_values(packed: __m256i) -> [__m256; VALUES] {
     let [high, low] = VALUE_BYTES.map(|bytes| {
         // SAFETY: an array of sixteen bytes.
         _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })

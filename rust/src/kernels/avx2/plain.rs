@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use crate::kernels::avx2::{fold, total};
 use crate::kernels::bf16::GROUP;
-use crate::kernels::scalar::{BLOCK, LANES};
+use crate::kernels::scalar::{BLOCK, LANES, SUMMED};
 
 /// Bytes ahead of the current position that are asked for early.
 const PREFETCH_BYTES: usize = 4096;
@@ -119,6 +119,7 @@ impl Rows<'_> {
         let bytes = &self.bytes[row * row_bytes..][..R * row_bytes];
         let x = &self.x[token * self.places..][..T * self.places];
         let mut wide = [[_mm256_setzero_pd(); T]; R];
+        let mut sums = [[_mm256_setzero_ps(); T]; R];
         for first in (0..self.columns).step_by(BLOCK) {
             let width = BLOCK.min(self.columns - first);
             let mut lanes = [[_mm256_setzero_ps(); T]; R];
@@ -146,10 +147,15 @@ impl Rows<'_> {
                 // SAFETY: whole groups, and the row of `x` is filled up to one.
                 unsafe { self.group::<Row, R, T>(groups, &x[column..], &mut lanes) };
             }
-            for (wide, lanes) in wide.iter_mut().zip(lanes) {
-                for (wide, lane) in wide.iter_mut().zip(lanes) {
-                    *wide = fold(lane, *wide);
+            for (sum, lanes) in sums.as_flattened_mut().iter_mut().zip(lanes.as_flattened()) {
+                *sum = _mm256_add_ps(*sum, *lanes);
+            }
+            let end = first + BLOCK;
+            if end.is_multiple_of(SUMMED * BLOCK) || end >= self.columns {
+                for (wide, sum) in wide.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                    *wide = fold(*sum, *wide);
                 }
+                sums = [[_mm256_setzero_ps(); T]; R];
             }
         }
         for (r, wide) in wide.into_iter().enumerate() {

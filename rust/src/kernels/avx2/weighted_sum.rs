@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use crate::kernels::avx2::panel::SCRATCH;
 use crate::kernels::matrix::Matrix;
-use crate::kernels::scalar::{CHAIN, LANES};
+use crate::kernels::scalar::{CHAIN, LANES, SUMMED};
 
 /// See [`crate::kernels::scalar::weighted_sum`], whose bits these are.
 #[target_feature(enable = "avx2,fma")]
@@ -16,6 +16,8 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
     SCRATCH.with_borrow_mut(|scratch| {
         scratch.panel.clear();
         scratch.panel.resize(CHAIN * padded, 0.0);
+        scratch.sums.clear();
+        scratch.sums.resize(tokens * padded, 0.0);
         scratch.wide.clear();
         scratch.wide.resize(tokens * padded, 0.0);
         for first in (0..rows).step_by(CHAIN) {
@@ -25,7 +27,10 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
                 matrix.decode(first + i, 0, row);
             }
             let block = Block { panel: &scratch.panel, padded, count, factors, first, rows };
-            block.multiply(tokens, &mut scratch.wide);
+            block.multiply(tokens, &mut scratch.sums);
+            if (first / CHAIN + 1).is_multiple_of(SUMMED) || first + count == rows {
+                fold_columns(&mut scratch.sums, &mut scratch.wide);
+            }
         }
         for (token, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
             for (out, wide) in out.iter_mut().zip(&scratch.wide[token * padded..]) {
@@ -33,6 +38,14 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
             }
         }
     });
+}
+
+/// Moves the float32 sums into the float64 ones.
+pub(in crate::kernels) fn fold_columns(sums: &mut [f32], wide: &mut [f64]) {
+    for (wide, sum) in wide.iter_mut().zip(sums) {
+        *wide += f64::from(*sum);
+        *sum = 0.0;
+    }
 }
 
 /// At most [`CHAIN`] decoded rows, and the factors of all tokens.
@@ -48,22 +61,22 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Adds this block to `wide`, `[tokens, padded]`.
+    /// Adds this block to `sums`, `[tokens, padded]`.
     #[target_feature(enable = "avx2,fma")]
-    fn multiply(&self, tokens: usize, wide: &mut [f64]) {
+    fn multiply(&self, tokens: usize, sums: &mut [f32]) {
         for token in (0..tokens).step_by(3) {
             let mut column = 0;
             while column + 4 * LANES <= self.padded {
                 match tokens - token {
-                    3.. => self.corner::<3, 4>(token, column, wide),
-                    2 => self.corner::<2, 4>(token, column, wide),
-                    _ => self.corner::<1, 4>(token, column, wide),
+                    3.. => self.corner::<3, 4>(token, column, sums),
+                    2 => self.corner::<2, 4>(token, column, sums),
+                    _ => self.corner::<1, 4>(token, column, sums),
                 }
                 column += 4 * LANES;
             }
             while column < self.padded {
                 for token in token..tokens.min(token + 3) {
-                    self.corner::<1, 1>(token, column, wide);
+                    self.corner::<1, 1>(token, column, sums);
                 }
                 column += LANES;
             }
@@ -77,12 +90,12 @@ impl Block<'_> {
         &self,
         token: usize,
         column: usize,
-        wide: &mut [f64],
+        sums: &mut [f32],
     ) {
         let Block { panel, padded, count, factors, first, rows } = *self;
         assert!(count <= CHAIN && column + C * LANES <= padded && count * padded <= panel.len());
         assert!(first + count <= rows && (token + T) * rows <= factors.len());
-        assert!((token + T) * padded <= wide.len());
+        assert!((token + T) * padded <= sums.len());
         let mut chains = [[_mm256_setzero_ps(); C]; T];
         for i in 0..count {
             let row: [__m256; C] = std::array::from_fn(|c| {
@@ -100,15 +113,11 @@ impl Block<'_> {
         }
         for (t, chains) in chains.into_iter().enumerate() {
             for (c, chain) in chains.into_iter().enumerate() {
-                let halves = [_mm256_castps256_ps128(chain), _mm256_extractf128_ps::<1>(chain)];
-                for (half, chain) in halves.into_iter().enumerate() {
-                    let place = (token + t) * padded + column + c * LANES + half * 4;
-                    // SAFETY: by the third assertion the token's columns are in `wide`.
-                    unsafe {
-                        let wide = wide.as_mut_ptr().add(place);
-                        let sum = _mm256_add_pd(_mm256_loadu_pd(wide), _mm256_cvtps_pd(chain));
-                        _mm256_storeu_pd(wide, sum);
-                    }
+                let place = (token + t) * padded + column + c * LANES;
+                // SAFETY: by the third assertion the token's columns are in `sums`.
+                unsafe {
+                    let sums = sums.as_mut_ptr().add(place);
+                    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), chain));
                 }
             }
         }

@@ -18,7 +18,7 @@ pub(crate) use weighted_sum::weighted_sum;
 
 /// Tokens up to which decoding the weights in registers costs less than a panel.
 const FEW_PLAIN: usize = 2;
-const FEW_MXFP4: usize = 4;
+const FEW_MXFP4: usize = 8;
 
 /// See [`crate::kernels::scalar::dot_rows`], whose bits these are.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]

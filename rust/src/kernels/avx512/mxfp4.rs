@@ -1,22 +1,30 @@
-//! MXFP4 rows: decoding two groups of two rows at a time, and the product with
-//! few tokens.
+//! MXFP4 rows: decoding a block of two rows at a time, and the product with few
+//! tokens.
 
 use std::arch::x86_64::*;
 
-use crate::kernels::avx2::mxfp4::{HalfPair, Mxfp4Row};
-use crate::kernels::avx512::{fold, join, totals};
+use crate::kernels::avx2::mxfp4::{ask, lane_order};
+use crate::kernels::avx512::panel::Line;
+use crate::kernels::avx512::{fold, totals};
 use crate::kernels::matrix::Matrix;
-use crate::kernels::mxfp4::{PAIR, SCALE_NAN, VALUE_BYTES};
-use crate::kernels::scalar::{LANES, SCALED};
+use crate::kernels::mxfp4::{BLOCK_BYTES, BlockRows, SCALE_NAN, Stored, VALUES};
+use crate::kernels::scalar::{BLOCK, CHAIN, LANES, SUMMED};
 
 /// Bytes ahead of the current position that are asked for early.
 const PREFETCH_BYTES: usize = 4096;
 
-/// All rows of `matrix` with `tokens` of them, at most four: `x` is `[tokens,
+/// Registers of decoded values that a register of packed ones gives: one for each of
+/// the nibbles of a lane.
+const NIBBLES: usize = 8;
+
+/// Registers of a packed block of two rows.
+const PACKED: usize = CHAIN / NIBBLES;
+
+/// All rows of `matrix` with `tokens` of them, at most eight: `x` is `[tokens,
 /// columns]`, arranged, `out` `[rows, tokens]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let x = x.as_chunks::<PAIR>().0;
+    let x = x.as_chunks::<BLOCK>().0;
     if x.is_empty() {
         return out.fill(0.0);
     }
@@ -24,225 +32,241 @@ pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
         1 => dot_row_pairs::<1>(matrix, x, out),
         2 => dot_row_pairs::<2>(matrix, x, out),
         3 => dot_row_pairs::<3>(matrix, x, out),
-        _ => dot_row_pairs::<4>(matrix, x, out),
+        4 => dot_row_pairs::<4>(matrix, x, out),
+        5 => dot_row_pairs::<5>(matrix, x, out),
+        6 => dot_row_pairs::<6>(matrix, x, out),
+        7 => dot_row_pairs::<7>(matrix, x, out),
+        _ => dot_row_pairs::<8>(matrix, x, out),
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn dot_row_pairs<const T: usize>(matrix: Matrix<'_>, x: &[[f32; PAIR]], out: &mut [f32]) {
+fn dot_row_pairs<const T: usize>(matrix: Matrix<'_>, x: &[[f32; BLOCK]], out: &mut [f32]) {
+    let rows = BlockRows::of(matrix);
     let out = out.as_chunks_mut::<T>().0;
-    let (fours, rest) = out.as_chunks_mut::<4>();
-    let first_rest = fours.len() * 4;
-    for (index, out) in fours.iter_mut().enumerate() {
-        let row = |row| Mxfp4Row::of(matrix, 4 * index + row);
-        let [first, second] = dot_pairs::<2, T>([[row(0), row(1)], [row(2), row(3)]], x);
-        for (row, sums) in [first, second].into_iter().enumerate() {
-            for (token, [one, two]) in sums.into_iter().enumerate() {
-                out[2 * row][token] = one;
-                out[2 * row + 1][token] = two;
-            }
+    let fours = out.len() - out.len() % 4;
+    for first in (0..fours).step_by(4) {
+        let pairs = [[first, first + 1], [first + 2, first + 3]];
+        let sums = dot_pairs::<2, T>(rows, pairs, x);
+        for (pair, sums) in pairs.into_iter().zip(sums) {
+            write_pair(pair, sums, out);
         }
     }
-    for (index, out) in rest.chunks_mut(2).enumerate() {
+    for first in (fours..out.len()).step_by(2) {
         // The last row of an odd number is its own companion.
-        let row = |row| Mxfp4Row::of(matrix, first_rest + 2 * index + row);
-        let [sums] = dot_pairs::<1, T>([[row(0), row(out.len() - 1)]], x);
-        for (row, out) in out.iter_mut().enumerate() {
-            for (out, sums) in out.iter_mut().zip(sums) {
-                *out = sums[row];
-            }
-        }
+        let pair = [first, (first + 1).min(out.len() - 1)];
+        let [sums] = dot_pairs::<1, T>(rows, [pair], x);
+        write_pair(pair, sums, out);
     }
 }
 
-/// `R` times two rows with `T` tokens, `x` being `[T, pairs]`; the result is
+/// Results `[T, 2]` of two rows to `out`, `[rows, T]`.
+fn write_pair<const T: usize>(pair: [usize; 2], sums: [[f32; 2]; T], out: &mut [[f32; T]]) {
+    for (row, which) in pair.into_iter().zip([0, 1]) {
+        out[row] = sums.map(|sums| sums[which]);
+    }
+}
+
+/// `R` pairs of rows with `T` tokens, `x` being `[T, blocks]`; the result is
 /// `[R, T, 2]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn dot_pairs<const R: usize, const T: usize>(
-    rows: [[Mxfp4Row<'_>; 2]; R],
-    x: &[[f32; PAIR]],
+    rows: BlockRows<'_>,
+    pairs: [[usize; 2]; R],
+    x: &[[f32; BLOCK]],
 ) -> [[[f32; 2]; T]; R] {
-    let token_pairs = x.len() / T;
-    let pairs = rows[0][0].pairs.len();
-    assert!(pairs <= token_pairs && rows.as_flattened().iter().all(|row| row.pairs.len() == pairs));
-    let packed = rows.map(|rows| rows.map(|row| row.pairs.as_ptr()));
+    let (blocks, whole) = (x.len() / T, rows.whole());
     // The same place of the rows that come next.
-    let ahead = PREFETCH_BYTES.max(2 * R * pairs * (PAIR / 2));
+    let ahead = PREFETCH_BYTES.max(2 * R * whole * BLOCK_BYTES);
+    let last = (whole < blocks).then(|| pairs.map(|pair| pair.map(|row| rows.last(row))));
     let mut wide = [[_mm512_setzero_pd(); T]; R];
-    for block in (0..pairs).step_by(SCALED) {
-        let range = block..pairs.min(block + SCALED);
-        let zero = _mm512_setzero_ps();
-        let mut scales = [Scales { first: zero, second: zero }; R];
-        for (scales, [first, second]) in scales.iter_mut().zip(rows) {
-            *scales = Scales::decode(&first.scales[range.clone()], &second.scales[range.clone()]);
-        }
-        let mut sums = [[zero; T]; R];
-        for (index, pair) in range.enumerate() {
-            for r in 0..R {
-                let [first, second] = packed[r];
-                // SAFETY: by the assertion each row has this pair.
-                let (first, second) = unsafe { (&*first.add(pair), &*second.add(pair)) };
-                let values = decode_values(load(first, second, ahead));
-                // SAFETY: by the assertion there is a pair of `x` for each of the row.
-                let x = unsafe { x.get_unchecked(pair..) };
-                add_pair(values, scales[r].of_pair(index), x, token_pairs, &mut sums[r]);
+    let mut sums = [[_mm512_setzero_ps(); T]; R];
+    for (block, x) in x[..blocks].iter().enumerate() {
+        let mut stored = [[Stored::NONE; 2]; R];
+        for (r, stored) in stored.iter_mut().enumerate() {
+            for (row, stored) in stored.iter_mut().enumerate() {
+                *stored = match &last {
+                    Some(last) if block == whole => last[r][row].stored(),
+                    _ => rows.block(pairs[r][row], block),
+                };
+                ask(*stored, ahead);
             }
         }
-        fold_all(sums, &mut wide);
-    }
-    if rows[0][0].half.is_some() {
-        let mut sums = [[_mm512_setzero_ps(); T]; R];
-        for (sums, [first, second]) in sums.iter_mut().zip(rows) {
-            if let Some((first, second)) = first.half.zip(second.half) {
-                let (values, scales) = decode_halves(first, second);
-                add_pair(values, scales, &x[token_pairs - 1..], token_pairs, sums);
-            }
+        // SAFETY: each token has a block that is so many tokens' blocks after this one.
+        unsafe { add_block(stored, x, blocks, &mut sums) };
+        if (block + 1).is_multiple_of(SUMMED) || block + 1 == blocks {
+            fold_all(&mut sums, &mut wide);
         }
-        fold_all(sums, &mut wide);
     }
-    std::array::from_fn(|r| std::array::from_fn(|t| totals(wide[r][t])))
+    let mut out = [[[0.0; 2]; T]; R];
+    for (out, wide) in out.as_flattened_mut().iter_mut().zip(wide.as_flattened()) {
+        *out = totals(*wide);
+    }
+    out
 }
 
-/// `sums += scales * chains(values, x)` for each of `T` tokens, whose pairs are
-/// `stride` apart in `x`.
+/// `sums += scales * chains(values, x)` of `R` times two stored blocks with each of `T`
+/// tokens, whose blocks follow each other at `stride` blocks.
+///
+/// # Safety
+/// The tokens' blocks must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn add_pair<const T: usize>(
-    values: [__m512; 8],
-    scales: __m512,
-    x: &[[f32; PAIR]],
+unsafe fn add_block<const R: usize, const T: usize>(
+    stored: [[Stored<'_>; 2]; R],
+    x: &[f32; BLOCK],
     stride: usize,
-    sums: &mut [__m512; T],
+    sums: &mut [[__m512; T]; R],
 ) {
-    debug_assert!((T - 1) * stride < x.len());
-    let mut chains = [_mm512_setzero_ps(); T];
-    for (step, values) in values.into_iter().enumerate() {
-        for (token, chain) in chains.iter_mut().enumerate() {
-            // SAFETY: as the callers see to; eight steps of eight places are the
-            // 64 of a pair.
-            let x = unsafe {
-                _mm256_loadu_ps(x.as_ptr().add(token * stride).cast::<f32>().add(step * LANES))
-            };
-            *chain = _mm512_fmadd_ps(values, _mm512_broadcast_f32x8(x), *chain);
+    let mut packed = [[_mm512_setzero_si512(); PACKED]; R];
+    for (packed, stored) in packed.iter_mut().zip(stored) {
+        *packed = transpose(stored);
+    }
+    let mut chains = [[_mm512_setzero_ps(); T]; R];
+    for part in 0..PACKED {
+        let x = x.as_ptr().wrapping_add(part * NIBBLES * LANES);
+        let part = Part { packed: &packed, part, x, stride: stride * BLOCK };
+        // SAFETY: as the caller vouches; four parts of eight steps are the block.
+        unsafe {
+            part.step::<0, T>(&mut chains);
+            part.step::<1, T>(&mut chains);
+            part.step::<2, T>(&mut chains);
+            part.step::<3, T>(&mut chains);
+            part.step::<4, T>(&mut chains);
+            part.step::<5, T>(&mut chains);
+            part.step::<6, T>(&mut chains);
+            part.step::<7, T>(&mut chains);
         }
     }
-    for (sum, chain) in sums.iter_mut().zip(chains) {
-        *sum = _mm512_fmadd_ps(scales, chain, *sum);
+    for ((sums, chains), stored) in sums.iter_mut().zip(chains).zip(stored) {
+        let scales = decode_scales(stored);
+        for (sum, chain) in sums.iter_mut().zip(chains) {
+            *sum = _mm512_fmadd_ps(scales, chain, *sum);
+        }
+    }
+}
+
+/// Eight steps of the chains of [`add_block`].
+struct Part<'a, const R: usize> {
+    packed: &'a [[__m512i; PACKED]; R],
+    part: usize,
+    /// Where the first step of the first token is.
+    x: *const f32,
+    /// From there to that of the next token.
+    stride: usize,
+}
+
+impl<const R: usize> Part<'_, R> {
+    /// One of them: each value is decoded when it is needed, because registers are few.
+    ///
+    /// # Safety
+    /// `x` must be readable at this step of `T` tokens.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn step<const NIBBLE: usize, const T: usize>(&self, chains: &mut [[__m512; T]; R]) {
+        let mut values = [_mm512_setzero_ps(); R];
+        for (values, packed) in values.iter_mut().zip(self.packed) {
+            *values = decode_values::<NIBBLE>(packed[self.part]);
+        }
+        for token in 0..T {
+            // SAFETY: as the caller vouches.
+            let x = unsafe { _mm256_loadu_ps(self.x.add(token * self.stride + NIBBLE * LANES)) };
+            let x = _mm512_broadcast_f32x8(x);
+            for (chains, values) in chains.iter_mut().zip(values) {
+                chains[token] = _mm512_fmadd_ps(values, x, chains[token]);
+            }
+        }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn fold_all<const R: usize, const T: usize>(sums: [[__m512; T]; R], wide: &mut [[__m512d; T]; R]) {
-    for (wide, sums) in wide.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+fn fold_all<const R: usize, const T: usize>(
+    sums: &mut [[__m512; T]; R],
+    wide: &mut [[__m512d; T]; R],
+) {
+    for (wide, sums) in wide.as_flattened_mut().iter_mut().zip(sums.as_flattened_mut()) {
         *wide = fold(*sums, *wide);
+        *sums = _mm512_setzero_ps();
     }
 }
 
-/// Two packed groups of each of two rows; asks for the bytes `ahead` of them.
+/// Decodes a block of each of two rows: the unscaled values, one row beside the other,
+/// in the order of `mxfp4::ARRANGED`, to `out`; returns the scale of each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn load(first: &[u8; PAIR / 2], second: &[u8; PAIR / 2], ahead: usize) -> __m512i {
-    _mm_prefetch::<_MM_HINT_T0>(first.as_ptr().wrapping_add(ahead).cast());
-    _mm_prefetch::<_MM_HINT_T0>(second.as_ptr().wrapping_add(ahead).cast());
-    // SAFETY: arrays of thirty-two bytes.
-    let (first, second) = unsafe {
-        (_mm256_loadu_si256(first.as_ptr().cast()), _mm256_loadu_si256(second.as_ptr().cast()))
-    };
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second)
+pub(super) fn decode_block(stored: [Stored<'_>; 2], out: &mut [Line; CHAIN]) -> __m512 {
+    let parts = transpose(stored).into_iter();
+    for (packed, out) in parts.zip(out.as_chunks_mut::<NIBBLES>().0) {
+        let [line0, line1, line2, line3, line4, line5, line6, line7] = out;
+        line0.store(decode_values::<0>(packed));
+        line1.store(decode_values::<1>(packed));
+        line2.store(decode_values::<2>(packed));
+        line3.store(decode_values::<3>(packed));
+        line4.store(decode_values::<4>(packed));
+        line5.store(decode_values::<5>(packed));
+        line6.store(decode_values::<6>(packed));
+        line7.store(decode_values::<7>(packed));
+    }
+    decode_scales(stored)
 }
 
-/// The values of two packed groups of each of two rows, unscaled, in the order of
-/// `mxfp4::ARRANGED`: as `avx2::mxfp4` has them. A permutation of 16-bit words
-/// would need fewer instructions, but each takes its unit for two cycles.
+/// Four bytes of each group of a block of each of two rows, group beside group as
+/// in `mxfp4::LANE_GROUPS`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn decode_values(packed: __m512i) -> [__m512; 8] {
-    let [high, low] = VALUE_BYTES.map(|bytes| {
-        // SAFETY: an array of sixteen bytes.
-        _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+fn transpose([one, two]: [Stored<'_>; 2]) -> [__m512i; PACKED] {
+    let [a, b, c, d] = std::array::from_fn(|register| {
+        // SAFETY: four registers of thirty-two bytes of each row.
+        unsafe {
+            let one = _mm256_loadu_si256(one.packed.as_ptr().cast::<__m256i>().add(register));
+            let two = _mm256_loadu_si256(two.packed.as_ptr().cast::<__m256i>().add(register));
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two)
+        }
     });
-    let nibble = _mm512_set1_epi8(0x0f);
-    let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-    let even = _mm512_and_si512(packed, nibble);
-    let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble);
-    let bytes = |codes| [_mm512_shuffle_epi8(low, codes), _mm512_shuffle_epi8(high, codes)];
-    let ([even_low, even_high], [odd_low, odd_high]) = (bytes(even), bytes(odd));
-    let halves = |pairs| {
-        [
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
-            _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)),
-        ]
-    };
-    let [v0, v2] = halves(_mm512_unpacklo_epi8(even_low, even_high));
-    let [v1, v3] = halves(_mm512_unpacklo_epi8(odd_low, odd_high));
-    let [v4, v6] = halves(_mm512_unpackhi_epi8(even_low, even_high));
-    let [v5, v7] = halves(_mm512_unpackhi_epi8(odd_low, odd_high));
-    [v0, v1, v2, v3, v4, v5, v6, v7]
+    let [ab, cd] = [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)];
+    let [ab_high, cd_high] = [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)];
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
 }
 
-/// The scales of up to [`SCALED`] pairs of two rows, sixteen groups each.
-#[derive(Clone, Copy)]
-pub(super) struct Scales {
-    first: __m512,
-    second: __m512,
-}
-
-/// For each pair of a block, where [`Scales`] has the scale of each lane.
-static LANE_GROUPS: [[i32; 16]; SCALED] = lane_groups();
-
-const fn lane_groups() -> [[i32; 16]; SCALED] {
-    let mut places = [[0; 16]; SCALED];
-    let mut place = 0;
-    while place < 16 * SCALED {
-        let (pair, lane) = (place / 16, place % 16);
-        let (row, group) = (lane / 8, 2 * pair + lane % 8 / 4);
-        places[pair][lane] = (16 * row + group) as i32;
-        place += 1;
-    }
-    places
-}
-
-impl Scales {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn decode(first: &[[u8; 2]], second: &[[u8; 2]]) -> Self {
-        Scales { first: decode_scales(first), second: decode_scales(second) }
-    }
-
-    /// The scale of the group of each lane in pair `index` of the block.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    pub(super) fn of_pair(&self, index: usize) -> __m512 {
-        // SAFETY: an array of sixteen words.
-        let places = unsafe { _mm512_loadu_si512(LANE_GROUPS[index].as_ptr().cast()) };
-        _mm512_permutex2var_ps(self.first, places, self.second)
-    }
-}
-
-/// `mxfp4::scale` of up to sixteen bytes.
+/// The values of one of the eight nibbles of each lane of a transposed register. A
+/// permutation of a register is a table of sixteen floats, which looks at the lowest
+/// four bits of a lane only.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn decode_scales(scales: &[[u8; 2]]) -> __m512 {
-    let bytes = &scales.as_flattened()[..scales.len().min(SCALED) * 2];
-    let present = ((1u32 << bytes.len()) - 1) as u16;
-    // SAFETY: only the bytes of the slice are read.
-    let bytes = unsafe { _mm_maskz_loadu_epi8(present, bytes.as_ptr().cast()) };
-    let bytes = _mm512_cvtepu8_epi32(bytes);
+fn decode_values<const NIBBLE: usize>(packed: __m512i) -> __m512 {
+    // SAFETY: an array of sixteen floats.
+    let table = unsafe { _mm512_loadu_ps(VALUES.as_ptr()) };
+    let codes = match NIBBLE {
+        0 => packed,
+        1 => _mm512_srli_epi32::<4>(packed),
+        2 => _mm512_srli_epi32::<8>(packed),
+        3 => _mm512_srli_epi32::<12>(packed),
+        4 => _mm512_srli_epi32::<16>(packed),
+        5 => _mm512_srli_epi32::<20>(packed),
+        6 => _mm512_srli_epi32::<24>(packed),
+        _ => _mm512_srli_epi32::<28>(packed),
+    };
+    _mm512_permutexvar_ps(codes, table)
+}
+
+/// The scale of each lane's group of two rows: `mxfp4::scale`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn decode_scales([one, two]: [Stored<'_>; 2]) -> __m512 {
+    const ORDER: i64 = i64::from_le_bytes(lane_order());
+    const SECOND: i64 = ORDER + i64::from_le_bytes([LANES as u8; LANES]);
+    let bytes = _mm_set_epi64x(i64::from_le_bytes(*two.scales), i64::from_le_bytes(*one.scales));
+    let bytes = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(bytes, _mm_set_epi64x(SECOND, ORDER)));
     // Byte 0 is 2^-127, which is subnormal; the others are an exponent as it is.
     const SMALLEST: i32 = 1 << 22;
     let exponents = _mm512_max_epu32(_mm512_slli_epi32::<23>(bytes), _mm512_set1_epi32(SMALLEST));
     let missing = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(i32::from(SCALE_NAN)));
     _mm512_mask_mov_ps(_mm512_castsi512_ps(exponents), missing, _mm512_set1_ps(f32::NAN))
-}
-
-/// The values and the scales of a single group of each of two rows. Not inlined:
-/// it comes once a row, and the registers are needed for the pairs.
-#[cold]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn decode_halves(first: HalfPair<'_>, second: HalfPair<'_>) -> ([__m512; 8], __m512) {
-    let (first, second) = (first.decode(), second.decode());
-    let values = std::array::from_fn(|step| join(first.values[step], second.values[step]));
-    (values, join(first.scales, second.scales))
 }

@@ -3,49 +3,69 @@
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
-use std::ops::Range;
 
-use crate::kernels::avx2::mxfp4::Mxfp4Row;
-use crate::kernels::avx2::panel::{block_columns, blocks};
+use crate::kernels::aligned::CACHE_LINE;
+use crate::kernels::avx2::mxfp4::ask;
 use crate::kernels::avx2::plain::{Bf16Row, F32Row, LastGroup};
-use crate::kernels::avx512::mxfp4::{Scales, decode_halves, decode_values, load};
+use crate::kernels::avx512::mxfp4::decode_block;
 use crate::kernels::avx512::plain::PlainRows;
 use crate::kernels::avx512::{fold, totals};
 use crate::kernels::bf16::GROUP;
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::mxfp4::PAIR;
-use crate::kernels::scalar::{BLOCK, LANES, SCALED};
+use crate::kernels::mxfp4::{BLOCK_BYTES, BlockRows};
+use crate::kernels::scalar::{BLOCK, CHAIN, LANES, SUMMED};
 
-/// Registers of a panel: for few tokens eight rows of a block, which with the tokens
-/// beside them stay in the first-level cache. The more tokens, the more rows: the
-/// tokens are read again for each panel, and many of them only fit the caches further out.
-fn panel_lines(tokens: usize) -> usize {
-    (16 * tokens).next_power_of_two().clamp(256, 2048)
+/// Row pairs of a panel: few for few tokens, so that both stay in the first-level
+/// cache. The more tokens, the more rows: the tokens are read again for each panel, and
+/// many of them only fit the caches further out.
+fn panel_pairs(tokens: usize) -> usize {
+    (tokens / 4).next_power_of_two().clamp(4, 16)
 }
-
-/// Bytes that a CPU fetches at once.
-const CACHE_LINE: usize = 64;
-
-/// Steps of a pair.
-const PAIR_STEPS: usize = PAIR / LANES;
 
 /// One register: eight lanes of each of two rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([f32; 2 * LANES]);
+pub(super) struct Line([f32; 2 * LANES]);
+
+impl Line {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn load(&self) -> __m512 {
+        // SAFETY: sixteen floats.
+        unsafe { _mm512_load_ps(self.0.as_ptr()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn store(&mut self, lanes: __m512) {
+        // SAFETY: sixteen floats.
+        unsafe { _mm512_store_ps(self.0.as_mut_ptr(), lanes) };
+    }
+}
 
 /// Four float64 sums of each of two rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Wide([f64; LANES]);
 
+impl Wide {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn load(&self) -> __m512d {
+        // SAFETY: eight float64.
+        unsafe { _mm512_load_pd(self.0.as_ptr()) }
+    }
+}
+
 /// Buffers that are kept by each thread between calls.
 #[derive(Default)]
 struct Scratch {
     /// Decoded weights, `[row pairs, steps]`.
     panel: Vec<Line>,
-    /// The scale of each lane, `[row pairs, pairs]`; MXFP4 only.
+    /// The scale of each lane, `[row pairs]`; MXFP4 only.
     scales: Vec<Line>,
+    /// `[row pairs, tokens]`.
+    sums: Vec<Line>,
     /// `[row pairs, tokens]`.
     wide: Vec<Wide>,
 }
@@ -57,7 +77,7 @@ thread_local! {
 /// All rows of `matrix` with all tokens, whose `x` is arranged.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32]) {
-    let rows = panel_lines(tokens) / (block_columns(matrix) / LANES) * 2;
+    let rows = 2 * panel_pairs(tokens);
     SCRATCH.with_borrow_mut(|scratch| {
         for first in (0..matrix.rows()).step_by(rows) {
             let last = matrix.rows().min(first + rows);
@@ -71,49 +91,110 @@ pub(super) fn dot_rows(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn dot_panel(matrix: Matrix<'_>, x: &[f32], tokens: usize, out: &mut [f32], scratch: &mut Scratch) {
     let (row_pairs, columns) = (matrix.rows().div_ceil(2), matrix.columns());
-    let (width, stride) = (block_columns(matrix), matrix.arranged_columns());
-    let lines = panel_lines(tokens).max(scratch.panel.len());
-    scratch.panel.resize(lines, Line([0.0; 2 * LANES]));
-    scratch.scales.resize(lines / PAIR_STEPS, Line([0.0; 2 * LANES]));
+    let stride = matrix.arranged_columns();
+    let split = Split::of(tokens);
+    let zero = Line([0.0; 2 * LANES]);
+    scratch.panel.resize((row_pairs * CHAIN).max(scratch.panel.len()), zero);
+    scratch.scales.resize(row_pairs.max(scratch.scales.len()), zero);
+    scratch.sums.clear();
+    scratch.sums.resize(row_pairs * tokens, zero);
+    // Only for sums that start again.
     scratch.wide.clear();
-    scratch.wide.resize(row_pairs * tokens, Wide([0.0; LANES]));
-    for (first, block) in blocks(matrix) {
-        let steps = block.next_multiple_of(GROUP) / LANES;
+    if stride > SUMMED * BLOCK {
+        scratch.wide.resize(row_pairs * tokens, Wide([0.0; LANES]));
+    }
+    for first in (0..stride).step_by(BLOCK) {
+        let width = BLOCK.min(stride - first);
+        let stored = width.min(columns - first);
         let panel = &mut scratch.panel[..];
-        let scales = match matrix.weights() {
+        let (scales, next) = match matrix.weights() {
             Weights::Bf16(bytes) => {
-                decode::<Bf16Row>(bytes, columns, first, block, panel);
-                None
+                decode::<Bf16Row>(bytes, columns, first, stored, panel);
+                (None, Some(Next::after(bytes, columns, first / BLOCK)))
             }
             Weights::F32(bytes) => {
-                decode::<F32Row>(bytes, columns, first, block, panel);
-                None
+                decode::<F32Row>(bytes, columns, first, stored, panel);
+                (None, None)
             }
             Weights::Mxfp4 { .. } => {
-                decode_mxfp4(matrix, first, block, panel, &mut scratch.scales);
-                Some(&scratch.scales[..])
+                decode_mxfp4(matrix, first / BLOCK, panel, &mut scratch.scales);
+                (Some(&scratch.scales[..]), None)
             }
         };
         let (panel, x) = (&scratch.panel[..], &x[first..]);
-        let next = match matrix.weights() {
-            Weights::Bf16(bytes) => Some(Next::after(&bytes[(first + block) * 2..], columns)),
-            Weights::F32(_) | Weights::Mxfp4 { .. } => None,
-        };
-        let width = width / LANES;
-        let block = Block { panel, width, scales, x, stride, steps, tokens, next };
-        block.multiply(row_pairs, &mut scratch.wide);
-    }
-    for (out, wide) in out.chunks_mut(2 * tokens).zip(scratch.wide.chunks_exact(tokens)) {
-        for (token, wide) in wide.iter().enumerate() {
-            // SAFETY: eight float64.
-            let totals = totals(unsafe { _mm512_load_pd(wide.0.as_ptr()) });
-            for (row, total) in totals.into_iter().enumerate() {
-                if let Some(out) = out.get_mut(row * tokens + token) {
-                    *out = total;
-                }
-            }
+        let block = Block { panel, scales, x, stride, steps: width / LANES, tokens, split, next };
+        block.multiply(row_pairs, &mut scratch.sums);
+        let end = first + BLOCK;
+        if end.is_multiple_of(SUMMED * BLOCK) && end < stride {
+            fold_all(&mut scratch.sums, &mut scratch.wide);
         }
     }
+    let wide = &scratch.wide[..];
+    for (pair, out) in out.chunks_mut(2 * tokens).enumerate() {
+        let of_pair = pair * tokens..(pair + 1) * tokens;
+        let (sums, wide) = (&scratch.sums[of_pair.clone()], wide.get(of_pair));
+        let (first, second) = out.split_at_mut(tokens);
+        write_totals(sums, wide, first, second);
+    }
+}
+
+/// Moves the float32 sums into the float64 ones.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn fold_all(sums: &mut [Line], wide: &mut [Wide]) {
+    for (sums, wide) in sums.iter_mut().zip(wide) {
+        let folded = fold(sums.load(), wide.load());
+        // SAFETY: eight float64.
+        unsafe { _mm512_store_pd(wide.0.as_mut_ptr(), folded) };
+        sums.store(_mm512_setzero_ps());
+    }
+}
+
+/// Folds the sums of two rows with all tokens, and writes the totals of each row.
+/// `second` is empty where the last row is its own companion.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn write_totals(sums: &[Line], wide: Option<&[Wide]>, first: &mut [f32], second: &mut [f32]) {
+    let folded = |token: usize| {
+        let before = wide.map_or(_mm512_setzero_pd(), |wide| wide[token].load());
+        fold(sums[token].load(), before)
+    };
+    let (fours, rest) = first.as_chunks_mut::<4>();
+    let rest_start = fours.len() * 4;
+    for (index, first) in fours.iter_mut().enumerate() {
+        let token = 4 * index;
+        let four = [folded(token), folded(token + 1), folded(token + 2), folded(token + 3)];
+        let [one, two] = four_totals(four);
+        // SAFETY: four floats.
+        unsafe { _mm_storeu_ps(first.as_mut_ptr(), one) };
+        if let Some(second) = second.get_mut(token..token + 4) {
+            // SAFETY: as above.
+            unsafe { _mm_storeu_ps(second.as_mut_ptr(), two) };
+        }
+    }
+    for (index, first) in rest.iter_mut().enumerate() {
+        let token = rest_start + index;
+        let [one, two] = totals(folded(token));
+        *first = one;
+        if let Some(second) = second.get_mut(token) {
+            *second = two;
+        }
+    }
+}
+
+/// [`totals`] of two rows with four tokens, a register a row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn four_totals([a, b, c, d]: [__m512d; 4]) -> [__m128; 2] {
+    // Sums 0 and 1 of both rows of both tokens, and sums 2 and 3.
+    let pairs = |a, b| {
+        let low = _mm512_shuffle_f64x2::<0x88>(a, b);
+        _mm512_add_pd(low, _mm512_shuffle_f64x2::<0xdd>(a, b))
+    };
+    let (ab, cd) = (pairs(a, b), pairs(c, d));
+    let totals = _mm512_add_pd(_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+    // Tokens a and c of each row, then b and d.
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let totals = _mm256_permutevar8x32_ps(_mm512_cvtpd_ps(totals), order);
+    [_mm256_castps256_ps128(totals), _mm256_extractf128_ps::<1>(totals)]
 }
 
 /// Widens columns `first..first + width` of every row, filled up with zeros to
@@ -128,7 +209,7 @@ fn decode<Row: PlainRows>(
 ) {
     let (whole, rest) = (width / GROUP, width % GROUP);
     let row_bytes = columns * Row::BYTES;
-    for (rows, panel) in bytes.chunks(2 * row_bytes).zip(panel.chunks_exact_mut(BLOCK / LANES)) {
+    for (rows, panel) in bytes.chunks(2 * row_bytes).zip(panel.chunks_exact_mut(CHAIN)) {
         let rows = [&rows[..row_bytes], &rows[rows.len() - row_bytes..]]
             .map(|row| &row[first * Row::BYTES..][..width * Row::BYTES]);
         let groups = panel.as_chunks_mut::<{ GROUP / LANES }>().0;
@@ -153,168 +234,161 @@ fn decode<Row: PlainRows>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn store_group(widened: [__m512; GROUP / LANES], out: &mut [Line; GROUP / LANES]) {
     for (lanes, line) in widened.into_iter().zip(out) {
-        store(lanes, line);
+        line.store(lanes);
     }
 }
 
-/// Decodes places `first..first + width` of every row, with the scale of each
-/// lane for each pair, and asks for those of the next block.
+/// Decodes block `block` of every row, with the scale of each lane, and asks for the
+/// bytes of a later one.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn decode_mxfp4(
-    matrix: Matrix<'_>,
-    first: usize,
-    width: usize,
-    panel: &mut [Line],
-    scales: &mut [Line],
-) {
-    let panels = panel.chunks_exact_mut(SCALED * PAIR_STEPS).zip(scales.chunks_exact_mut(SCALED));
-    for (pair, (panel, lane_scales)) in panels.take(matrix.rows().div_ceil(2)).enumerate() {
-        let rows = [2 * pair, (2 * pair + 1).min(matrix.rows() - 1)];
-        let [one, two] = rows.map(|row| Mxfp4Row::of(matrix, row));
-        let first = first / PAIR;
-        let places = panel.as_chunks_mut::<PAIR_STEPS>().0.iter_mut().zip(lane_scales);
-        if let Some((half_one, half_two)) =
-            one.half.zip(two.half).filter(|_| first == one.pairs.len())
-        {
-            let decoded = decode_halves(half_one, half_two);
-            places.take(1).for_each(|place| store_pair(decoded, place));
-            continue;
+fn decode_mxfp4(matrix: Matrix<'_>, block: usize, panel: &mut [Line], scales: &mut [Line]) {
+    let stored = BlockRows::of(matrix);
+    // Two blocks later, where a panel of other rows follows this one.
+    let ahead = match (block + 2).checked_sub(stored.whole()) {
+        None => 2 * BLOCK_BYTES,
+        Some(later) => {
+            matrix.rows() * matrix.columns() / 2 + later * BLOCK_BYTES - block * BLOCK_BYTES
         }
-        let range = first..one.pairs.len().min(first + width / PAIR);
-        let scales = Scales::decode(&one.scales[range.clone()], &two.scales[range.clone()]);
-        let packed = one.pairs[range.clone()].iter().zip(&two.pairs[range]);
-        for (index, ((one, two), place)) in packed.zip(places).enumerate() {
-            let values = decode_values(load(one, two, SCALED * PAIR / 2));
-            store_pair((values, scales.of_pair(index)), place);
-        }
+    };
+    let places = panel.as_chunks_mut::<CHAIN>().0.iter_mut().zip(scales);
+    for (pair, (panel, lane_scales)) in places.take(matrix.rows().div_ceil(2)).enumerate() {
+        let (one, two) = (2 * pair, (2 * pair + 1).min(matrix.rows() - 1));
+        let scales = if block < stored.whole() {
+            let (one, two) = (stored.block(one, block), stored.block(two, block));
+            ask(one, ahead);
+            ask(two, ahead);
+            decode_block([one, two], panel)
+        } else {
+            decode_block([stored.last(one).stored(), stored.last(two).stored()], panel)
+        };
+        lane_scales.store(scales);
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn store_pair(
-    decoded: ([__m512; PAIR_STEPS], __m512),
-    place: (&mut [Line; PAIR_STEPS], &mut Line),
-) {
-    store(decoded.1, place.1);
-    for (values, line) in decoded.0.into_iter().zip(place.0) {
-        store(values, line);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn store(lanes: __m512, line: &mut Line) {
-    // SAFETY: sixteen floats.
-    unsafe { _mm512_store_ps(line.0.as_mut_ptr(), lanes) };
-}
-
-/// Where the next block of rows of bfloat16 is stored. Each step of the first one or
-/// two corners of eight rows asks for two or one of its cache lines, because many
+/// Where a later block of rows of bfloat16 is stored. The steps of the first one or
+/// two corners of eight rows ask for its cache lines, two or one a step, because many
 /// requests at once would wait for each other.
 #[derive(Clone, Copy)]
 struct Next {
     start: *const u8,
     row_bytes: usize,
-    first_line: usize,
 }
 
 impl Next {
     /// Cache lines of a block of a row.
     const LINES: usize = BLOCK * 2 / CACHE_LINE;
 
-    const NONE: Next = Next { start: std::ptr::null(), row_bytes: 0, first_line: 0 };
+    const NONE: Next = Next { start: std::ptr::null(), row_bytes: 0 };
 
-    /// Of the rows whose next block begins with `bytes`.
-    fn after(bytes: &[u8], columns: usize) -> Self {
-        Next { start: bytes.as_ptr(), row_bytes: columns * 2, first_line: 0 }
+    /// Two blocks after `block` of a panel of rows, which the rows of another follow.
+    fn after(rows: &[u8], columns: usize, block: usize) -> Self {
+        let ahead = block + 2;
+        let blocks = columns.div_ceil(BLOCK);
+        let place = match ahead.checked_sub(blocks) {
+            None => ahead * BLOCK * 2,
+            Some(block) => rows.len() + block * BLOCK * 2,
+        };
+        Next { start: rows.as_ptr().wrapping_add(place), row_bytes: columns * 2 }
     }
 
-    /// Of the eight rows from `row` on, without the first lines.
-    fn of(self, row: usize, first_line: usize) -> Self {
-        Next { start: self.start.wrapping_add(row * self.row_bytes), first_line, ..self }
+    /// Of the rows from `row` on.
+    fn of(self, row: usize) -> Self {
+        Next { start: self.start.wrapping_add(row * self.row_bytes), ..self }
     }
 
-    /// Asks for `COUNT` lines; those of another step for others.
+    /// Asks for line `line` of the first `ROWS` rows.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn ask<const COUNT: usize>(self, step: usize) {
-        for line in 0..COUNT {
-            let line = self.first_line + step * COUNT + line;
-            let place = line / Next::LINES * self.row_bytes + line % Next::LINES * CACHE_LINE;
-            _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(place).cast());
+    fn ask<const ROWS: usize>(self, line: usize) {
+        for row in 0..ROWS {
+            let place = self.start.wrapping_add(row * self.row_bytes + line * CACHE_LINE);
+            _mm_prefetch::<_MM_HINT_T0>(place.cast());
         }
+    }
+}
+
+/// How many tokens are multiplied together: at most six, and evenly, because few leave
+/// units idle.
+#[derive(Clone, Copy)]
+struct Split {
+    corners: usize,
+    /// Of each corner; one more of the first `longer`.
+    tokens: usize,
+    longer: usize,
+}
+
+impl Split {
+    fn of(tokens: usize) -> Self {
+        let corners = tokens.div_ceil(6);
+        Split { corners, tokens: tokens / corners, longer: tokens % corners }
     }
 }
 
 /// One block of columns: a decoded panel and the matching part of every token.
 struct Block<'a> {
-    /// Row pair `r` starts at `r * width`.
+    /// Row pair `r` starts at `r * CHAIN`.
     panel: &'a [Line],
-    width: usize,
-    /// The lanes' scales for each pair of each row pair; MXFP4 only.
+    /// The lanes' scales of each row pair; MXFP4 only.
     scales: Option<&'a [Line]>,
     /// Token `t` starts at `t * stride`.
     x: &'a [f32],
     stride: usize,
     steps: usize,
     tokens: usize,
+    split: Split,
     /// Only for bfloat16: the decoder of MXFP4 asks for what comes next, and float32
     /// is what this process has computed.
     next: Option<Next>,
 }
 
 impl Block<'_> {
-    /// Adds this block to `wide`, `[row pairs, tokens]`.
+    /// Adds this block to `sums`, `[row pairs, tokens]`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn multiply(&self, row_pairs: usize, wide: &mut [Wide]) {
-        let most = if self.scales.is_none() { 6 } else { 4 };
-        let corners = self.tokens.div_ceil(most);
+    fn multiply(&self, row_pairs: usize, sums: &mut [Line]) {
+        let Split { corners, tokens, longer } = self.split;
         let asking = corners.min(2);
-        for row in (0..row_pairs).step_by(4) {
-            let rows = row..row_pairs.min(row + 4);
-            let mut token = 0;
-            for corner in 0..corners {
-                // Evenly, because few tokens leave units idle.
-                let together = (self.tokens - token).div_ceil(corners - corner);
-                let next = self.next.filter(|_| corner < asking);
-                let next = next.map(|next| next.of(2 * row, corner * 8 * Next::LINES / asking));
-                match together {
-                    6 => self.corner::<6>(rows.clone(), token, next, wide),
-                    5 => self.corner::<5>(rows.clone(), token, next, wide),
-                    4 => self.corner::<4>(rows.clone(), token, next, wide),
-                    3 => self.corner::<3>(rows.clone(), token, next, wide),
-                    2 => self.corner::<2>(rows.clone(), token, next, wide),
-                    _ => self.corner::<1>(rows.clone(), token, next, wide),
-                }
-                token += together;
+        let mut token = 0;
+        for corner in 0..corners {
+            let next = self.next.filter(|_| corner < asking);
+            let next = next.map(|next| next.of(corner * 8 / asking));
+            let together = tokens + usize::from(corner < longer);
+            match together {
+                6 => self.corners::<6>(row_pairs, token, next, sums),
+                5 => self.corners::<5>(row_pairs, token, next, sums),
+                4 => self.corners::<4>(row_pairs, token, next, sums),
+                3 => self.corners::<3>(row_pairs, token, next, sums),
+                2 => self.corners::<2>(row_pairs, token, next, sums),
+                _ => self.corners::<1>(row_pairs, token, next, sums),
             }
+            token += together;
         }
     }
 
-    /// Up to four row pairs by `T` tokens, asking for the lines of `next`: all of them
-    /// if no other corner of these rows can, else one half.
+    /// All row pairs, four at a time, by `T` tokens, which thus stay in the first-level
+    /// cache, asking for the lines of `next`: of eight rows if no other tokens can, else
+    /// of four.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn corner<const T: usize>(
+    fn corners<const T: usize>(
         &self,
-        rows: Range<usize>,
+        row_pairs: usize,
         token: usize,
         next: Option<Next>,
-        wide: &mut [Wide],
+        sums: &mut [Line],
     ) {
-        match next {
-            _ if rows.len() < 4 => {
-                rows.for_each(|row| self.products::<1, T, 0>(row, token, Next::NONE, wide));
+        let whole = row_pairs - row_pairs % 4;
+        for row in (0..whole).step_by(4) {
+            match next.map(|next| next.of(2 * row)) {
+                Some(next) if T == self.tokens => self.products::<4, T, 2>(row, token, next, sums),
+                Some(next) => self.products::<4, T, 1>(row, token, next, sums),
+                None => self.products::<4, T, 0>(row, token, Next::NONE, sums),
             }
-            Some(next) if T == self.tokens => {
-                self.products::<4, T, 2>(rows.start, token, next, wide);
-            }
-            Some(next) => self.products::<4, T, 1>(rows.start, token, next, wide),
-            None => self.products::<4, T, 0>(rows.start, token, Next::NONE, wide),
+        }
+        for row in whole..row_pairs {
+            self.products::<1, T, 0>(row, token, Next::NONE, sums);
         }
     }
 
-    /// `R` row pairs by `T` tokens, asking for `ASK` lines of `next` at each step.
+    /// `R` row pairs by `T` tokens, asking for lines of `ASK` rows of `next` at each step.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn products<const R: usize, const T: usize, const ASK: usize>(
@@ -322,77 +396,55 @@ impl Block<'_> {
         row: usize,
         token: usize,
         next: Next,
-        wide: &mut [Wide],
+        sums: &mut [Line],
     ) {
-        assert!((row + R - 1) * self.width + self.steps <= self.panel.len());
+        assert!((row + R - 1) * CHAIN + self.steps <= self.panel.len());
         assert!((token + T - 1) * self.stride + self.steps * LANES <= self.x.len());
-        assert!((row + R - 1) * self.tokens + token + T <= wide.len());
-        let lanes = match self.scales {
-            // SAFETY: the first two assertions.
-            None => unsafe { self.chains::<R, T, ASK>(row, token, 0..self.steps, next) },
-            Some(scales) => {
-                let pairs = self.steps / PAIR_STEPS;
-                assert!((row + R - 1) * SCALED + pairs <= scales.len());
-                let mut sums = [[_mm512_setzero_ps(); T]; R];
-                for pair in 0..pairs {
-                    let steps = pair * PAIR_STEPS..(pair + 1) * PAIR_STEPS;
-                    // SAFETY: the first two assertions.
-                    let chains = unsafe { self.chains::<R, T, ASK>(row, token, steps, next) };
-                    for (r, (sums, chains)) in sums.iter_mut().zip(chains).enumerate() {
-                        // SAFETY: the assertion above.
-                        let scales = unsafe { scales.get_unchecked((row + r) * SCALED + pair) };
-                        // SAFETY: sixteen floats.
-                        let scales = unsafe { _mm512_load_ps(scales.0.as_ptr()) };
-                        for (sum, chain) in sums.iter_mut().zip(chains) {
-                            *sum = _mm512_fmadd_ps(scales, chain, *sum);
-                        }
-                    }
-                }
-                sums
-            }
-        };
-        for (r, lanes) in lanes.into_iter().enumerate() {
-            for (t, lanes) in lanes.into_iter().enumerate() {
-                // SAFETY: the third assertion, and a line is eight float64.
-                unsafe {
-                    let wide = wide.get_unchecked_mut((row + r) * self.tokens + token + t);
-                    let wide = wide.0.as_mut_ptr();
-                    _mm512_store_pd(wide, fold(lanes, _mm512_load_pd(wide)));
-                }
+        assert!((row + R - 1) * self.tokens + token + T <= sums.len());
+        // SAFETY: the first two assertions.
+        let chains = unsafe { self.chains::<R, T, ASK>(row, token, next) };
+        for (r, chains) in chains.into_iter().enumerate() {
+            let scales = self.scales.map(|scales| scales[row + r].load());
+            for (t, chain) in chains.into_iter().enumerate() {
+                // SAFETY: the third assertion.
+                let sums = unsafe { sums.get_unchecked_mut((row + r) * self.tokens + token + t) };
+                sums.store(match scales {
+                    Some(scales) => _mm512_fmadd_ps(scales, chain, sums.load()),
+                    None => _mm512_add_ps(sums.load(), chain),
+                });
             }
         }
     }
 
-    /// The chains of `R` row pairs by `T` tokens over `steps`, all in registers.
+    /// The chains of `R` row pairs by `T` tokens, all in registers.
     ///
     /// # Safety
-    /// The steps of these rows and tokens must be inside the panel and `x`.
+    /// These rows and tokens must be inside the panel and `x`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn chains<const R: usize, const T: usize, const ASK: usize>(
         &self,
         row: usize,
         token: usize,
-        steps: Range<usize>,
         next: Next,
     ) -> [[__m512; T]; R] {
         let mut lanes = [[_mm512_setzero_ps(); T]; R];
-        for step in steps {
-            next.ask::<ASK>(step);
-            let weights: [__m512; R] = std::array::from_fn(|r| {
-                // SAFETY: as the caller vouches; a line is sixteen floats.
-                unsafe {
-                    let line = self.panel.get_unchecked((row + r) * self.width + step);
-                    _mm512_load_ps(line.0.as_ptr())
-                }
-            });
-            for t in 0..T {
-                let start = (token + t) * self.stride + step * LANES;
-                // SAFETY: as the caller vouches.
-                let x = unsafe { _mm256_loadu_ps(self.x.as_ptr().add(start)) };
-                let x = _mm512_broadcast_f32x8(x);
-                for (lanes, weights) in lanes.iter_mut().zip(weights) {
-                    lanes[t] = _mm512_fmadd_ps(weights, x, lanes[t]);
+        for (index, first) in (0..self.steps).step_by(Next::LINES).enumerate() {
+            let next = next.of(index * ASK);
+            for step in first..self.steps.min(first + Next::LINES) {
+                next.ask::<ASK>(step - first);
+                let weights: [__m512; R] = std::array::from_fn(|r| {
+                    // SAFETY: as the caller vouches.
+                    unsafe { self.panel.get_unchecked((row + r) * CHAIN + step) }.load()
+                });
+                for t in 0..T {
+                    let start = (token + t) * self.stride + step * LANES;
+                    // SAFETY: as the caller vouches.
+                    let x = unsafe { _mm256_loadu_ps(self.x.as_ptr().add(start)) };
+                    let x = _mm512_broadcast_f32x8(x);
+                    for (lanes, weights) in lanes.iter_mut().zip(weights) {
+                        lanes[t] = _mm512_fmadd_ps(weights, x, lanes[t]);
+                    }
                 }
             }
         }

@@ -4,9 +4,10 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
+use crate::kernels::avx2::weighted_sum::fold_columns;
 use crate::kernels::bf16::widen_slice;
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::scalar::CHAIN;
+use crate::kernels::scalar::{CHAIN, SUMMED};
 
 /// Floats of a register.
 const WIDTH: usize = 16;
@@ -16,6 +17,8 @@ const WIDTH: usize = 16;
 struct Scratch {
     /// Decoded rows, `[CHAIN, padded]`.
     panel: Vec<f32>,
+    /// `[tokens, padded]`.
+    sums: Vec<f32>,
     /// `[tokens, padded]`.
     wide: Vec<f64>,
 }
@@ -30,9 +33,11 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
     let (rows, columns) = (matrix.rows(), matrix.columns());
     assert!(factors.len() == tokens * rows && out.len() == tokens * columns);
     let padded = columns.next_multiple_of(WIDTH);
-    SCRATCH.with_borrow_mut(|Scratch { panel, wide }| {
+    SCRATCH.with_borrow_mut(|Scratch { panel, sums, wide }| {
         panel.clear();
         panel.resize(CHAIN * padded, 0.0);
+        sums.clear();
+        sums.resize(tokens * padded, 0.0);
         wide.clear();
         wide.resize(tokens * padded, 0.0);
         for first in (0..rows).step_by(CHAIN) {
@@ -47,7 +52,10 @@ pub(crate) fn weighted_sum(matrix: Matrix<'_>, factors: &[f32], tokens: usize, o
                 }
             };
             let block = Block { panel: decoded, padded, count, factors, first, rows };
-            block.multiply(tokens, wide);
+            block.multiply(tokens, sums);
+            if (first / CHAIN + 1).is_multiple_of(SUMMED) || first + count == rows {
+                fold_columns(sums, wide);
+            }
         }
         for (token, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
             for (out, wide) in out.iter_mut().zip(&wide[token * padded..]) {
@@ -90,39 +98,47 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Adds this block to `wide`, `[tokens, padded]`.
+    /// Adds this block to `sums`, `[tokens, padded]`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn multiply(&self, tokens: usize, wide: &mut [f64]) {
+    fn multiply(&self, tokens: usize, sums: &mut [f32]) {
         for column in (0..self.padded).step_by(4 * WIDTH) {
             let mut token = 0;
             while token < tokens {
-                token += match ((self.padded - column) / WIDTH, tokens - token) {
-                    (4.., 4..) => self.corner::<4, 4>(token, column, wide),
-                    (4.., _) => self.corner::<1, 4>(token, column, wide),
-                    (rest, _) => {
-                        for c in 0..rest {
-                            self.corner::<1, 1>(token, column + c * WIDTH, wide);
+                let together = (tokens - token).min(6);
+                let wide = self.padded - column >= 4 * WIDTH;
+                match together {
+                    6 if wide => self.corner::<6, 4>(token, column, sums),
+                    5 if wide => self.corner::<5, 4>(token, column, sums),
+                    4 if wide => self.corner::<4, 4>(token, column, sums),
+                    3 if wide => self.corner::<3, 4>(token, column, sums),
+                    2 if wide => self.corner::<2, 4>(token, column, sums),
+                    1 if wide => self.corner::<1, 4>(token, column, sums),
+                    _ => {
+                        for token in token..token + together {
+                            for column in (column..self.padded).step_by(WIDTH) {
+                                self.corner::<1, 1>(token, column, sums);
+                            }
                         }
-                        1
                     }
-                };
+                }
+                token += together;
             }
         }
     }
 
-    /// The chains of `T` tokens in `C` registers of columns; returns `T`.
+    /// The chains of `T` tokens in `C` registers of columns.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn corner<const T: usize, const C: usize>(
         &self,
         token: usize,
         column: usize,
-        wide: &mut [f64],
-    ) -> usize {
+        sums: &mut [f32],
+    ) {
         let Block { panel, padded, count, factors, first, rows } = *self;
         assert!(count <= CHAIN && column + C * WIDTH <= padded && count * padded <= panel.len());
         assert!(first + count <= rows && (token + T) * rows <= factors.len());
-        assert!((token + T) * padded <= wide.len());
+        assert!((token + T) * padded <= sums.len());
         let mut chains = [[_mm512_setzero_ps(); C]; T];
         for i in 0..count {
             let mut row = [_mm512_setzero_ps(); C];
@@ -142,18 +158,13 @@ impl Block<'_> {
         }
         for (t, chains) in chains.into_iter().enumerate() {
             for (c, chain) in chains.into_iter().enumerate() {
-                let halves = [_mm512_castps512_ps256(chain), _mm512_extractf32x8_ps::<1>(chain)];
-                for (half, chain) in halves.into_iter().enumerate() {
-                    let place = (token + t) * padded + column + c * WIDTH + half * WIDTH / 2;
-                    // SAFETY: by the third assertion the token's columns are in `wide`.
-                    unsafe {
-                        let wide = wide.as_mut_ptr().add(place);
-                        let sum = _mm512_add_pd(_mm512_loadu_pd(wide), _mm512_cvtps_pd(chain));
-                        _mm512_storeu_pd(wide, sum);
-                    }
+                let place = (token + t) * padded + column + c * WIDTH;
+                // SAFETY: by the third assertion the token's columns are in `sums`.
+                unsafe {
+                    let sums = sums.as_mut_ptr().add(place);
+                    _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), chain));
                 }
             }
         }
-        T
     }
 }
