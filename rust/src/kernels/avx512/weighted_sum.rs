@@ -12,6 +12,10 @@ use crate::kernels::scalar::{CHAIN, SUMMED};
 /// Floats of a register.
 const WIDTH: usize = 16;
 
+/// Columns and tokens of a corner, whose sums fill the registers.
+const COLUMNS: usize = 4 * WIDTH;
+const TOKENS_MAX: usize = 6;
+
 /// Buffers that are kept by each thread between calls.
 #[derive(Default)]
 struct Scratch {
@@ -101,11 +105,11 @@ impl Block<'_> {
     /// Adds this block to `sums`, `[tokens, padded]`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     fn multiply(&self, tokens: usize, sums: &mut [f32]) {
-        for column in (0..self.padded).step_by(4 * WIDTH) {
+        for column in (0..self.padded).step_by(COLUMNS) {
             let mut token = 0;
             while token < tokens {
-                let together = (tokens - token).min(6);
-                let wide = self.padded - column >= 4 * WIDTH;
+                let together = (tokens - token).min(TOKENS_MAX);
+                let wide = self.padded - column >= COLUMNS;
                 match together {
                     6 if wide => self.corner::<6, 4>(token, column, sums),
                     5 if wide => self.corner::<5, 4>(token, column, sums),
@@ -126,6 +130,16 @@ impl Block<'_> {
         }
     }
 
+    /// What comes after the columns from `column` on, in its first row: one of its
+    /// registers for each of the first corners, because many requests at once would
+    /// wait for each other. The rows of a long cache come from far away.
+    fn next(&self, corner: usize, column: usize) -> Option<*const f32> {
+        let later = column + COLUMNS;
+        let later = if later < self.padded { later } else { CHAIN * self.padded };
+        let place = self.panel.as_ptr().wrapping_add(later + corner * WIDTH);
+        (corner < COLUMNS / WIDTH).then_some(place)
+    }
+
     /// The chains of `T` tokens in `C` registers of columns.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -140,7 +154,11 @@ impl Block<'_> {
         assert!(first + count <= rows && (token + T) * rows <= factors.len());
         assert!((token + T) * padded <= sums.len());
         let mut chains = [[_mm512_setzero_ps(); C]; T];
+        let next = self.next(token / TOKENS_MAX, column);
         for i in 0..count {
+            if let Some(next) = next {
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(i * padded).cast());
+            }
             let mut row = [_mm512_setzero_ps(); C];
             for (c, row) in row.iter_mut().enumerate() {
                 // SAFETY: by the first assertion these columns are in row `i`.
