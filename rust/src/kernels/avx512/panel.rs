@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
-use crate::kernels::aligned::CACHE_LINE;
+use crate::kernels::aligned::{CACHE_LINE, LINE_FLOATS};
 use crate::kernels::avx2::mxfp4::ask;
 use crate::kernels::avx2::plain::{Bf16Row, F32Row, LastGroup};
 use crate::kernels::avx512::mxfp4::decode_block;
@@ -19,8 +19,16 @@ use crate::kernels::scalar::{BLOCK, CHAIN, LANES, SUMMED};
 /// cache. The more tokens, the more rows: the tokens are read again for each panel, and
 /// many of them only fit the caches further out.
 fn panel_pairs(tokens: usize) -> usize {
-    (tokens / 4).next_power_of_two().clamp(4, 16)
+    (tokens / 4).next_power_of_two().clamp(4, 8)
 }
+
+/// Tokens whose parts of a block come soon enough from the second-level cache by
+/// themselves. Those of more are asked for so many steps early.
+const NEAR_TOKENS: usize = 48;
+const STEPS_AHEAD: usize = 8;
+
+/// Steps of a token in a cache line.
+const STEPS_OF_LINE: usize = LINE_FLOATS / LANES;
 
 /// One register: eight lanes of each of two rows.
 #[derive(Clone, Copy)]
@@ -376,22 +384,30 @@ impl Block<'_> {
         sums: &mut [Line],
     ) {
         let whole = row_pairs - row_pairs % 4;
+        // Later rows find these tokens in the first-level cache.
+        let far = T >= 5 && self.tokens > NEAR_TOKENS;
         for row in (0..whole).step_by(4) {
             match next.map(|next| next.of(2 * row)) {
-                Some(next) if T == self.tokens => self.products::<4, T, 2>(row, token, next, sums),
-                Some(next) => self.products::<4, T, 1>(row, token, next, sums),
-                None => self.products::<4, T, 0>(row, token, Next::NONE, sums),
+                Some(next) if T == self.tokens => {
+                    self.products::<4, T, 2, false>(row, token, next, sums);
+                }
+                Some(next) => self.products::<4, T, 1, false>(row, token, next, sums),
+                None if far && row == 0 => {
+                    self.products::<4, T, 0, true>(row, token, Next::NONE, sums);
+                }
+                None => self.products::<4, T, 0, false>(row, token, Next::NONE, sums),
             }
         }
         for row in whole..row_pairs {
-            self.products::<1, T, 0>(row, token, Next::NONE, sums);
+            self.products::<1, T, 0, false>(row, token, Next::NONE, sums);
         }
     }
 
-    /// `R` row pairs by `T` tokens, asking for lines of `ASK` rows of `next` at each step.
+    /// `R` row pairs by `T` tokens, asking for lines of `ASK` rows of `next` at each
+    /// step, and of these tokens' later steps if they are `FAR`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn products<const R: usize, const T: usize, const ASK: usize>(
+    fn products<const R: usize, const T: usize, const ASK: usize, const FAR: bool>(
         &self,
         row: usize,
         token: usize,
@@ -402,7 +418,7 @@ impl Block<'_> {
         assert!((token + T - 1) * self.stride + self.steps * LANES <= self.x.len());
         assert!((row + R - 1) * self.tokens + token + T <= sums.len());
         // SAFETY: the first two assertions.
-        let chains = unsafe { self.chains::<R, T, ASK>(row, token, next) };
+        let chains = unsafe { self.chains::<R, T, ASK, FAR>(row, token, next) };
         for (r, chains) in chains.into_iter().enumerate() {
             let scales = self.scales.map(|scales| scales[row + r].load());
             for (t, chain) in chains.into_iter().enumerate() {
@@ -422,7 +438,7 @@ impl Block<'_> {
     /// These rows and tokens must be inside the panel and `x`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn chains<const R: usize, const T: usize, const ASK: usize>(
+    unsafe fn chains<const R: usize, const T: usize, const ASK: usize, const FAR: bool>(
         &self,
         row: usize,
         token: usize,
@@ -439,6 +455,10 @@ impl Block<'_> {
                 });
                 for t in 0..T {
                     let start = (token + t) * self.stride + step * LANES;
+                    if FAR && step.is_multiple_of(STEPS_OF_LINE) {
+                        let later = self.x.as_ptr().wrapping_add(start + STEPS_AHEAD * LANES);
+                        _mm_prefetch::<_MM_HINT_T0>(later.cast());
+                    }
                     // SAFETY: as the caller vouches.
                     let x = unsafe { _mm256_loadu_ps(self.x.as_ptr().add(start)) };
                     let x = _mm512_broadcast_f32x8(x);
