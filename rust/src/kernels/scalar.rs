@@ -23,7 +23,7 @@
 //! Eight lanes are one AVX2 register (half an AVX-512 one, two of NEON), and a row
 //! gives one chain a register, so that rows and tokens multiplied together keep the
 //! FMA units busy without a word in the result. Three levels of sums hold the
-//! rounding error at about 1.5e-7 of the result's root mean square at any `K`
+//! rounding error at about 1.4e-7 of the result's root mean square at any `K`
 //! (`tests/kernel_accuracy.rs` measures it; eight chains over all of `K` would
 //! give 4e-7 at 3,584 columns and 1.1e-6 at 33,792), and cost one operation for 32
 //! multiply-adds.
