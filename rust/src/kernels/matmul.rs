@@ -16,9 +16,10 @@ use crate::kernels::{avx2, avx512};
 /// hand-over.
 const TASK_BYTES: usize = 256 << 10;
 
-/// Tokens for which a task is that large, and rows of one for more of them.
+/// Tokens for which a task is that large, and rows of one for more of them: whole panels
+/// of all kernels.
 const FEW: usize = 8;
-const PANEL_ROWS: usize = 64;
+const MANY_ROWS: usize = 64;
 
 /// `out[row, token] = dot(matrix[row], x[token])` on this thread.
 ///
@@ -69,11 +70,11 @@ pub fn weighted_sum(
     }
 }
 
-/// Rows of a task: so many that it multiplies about [`TASK_BYTES`], and for many
-/// tokens, which are read again for every panel of rows, the largest panel.
+/// Rows of a task: so many that it multiplies about [`TASK_BYTES`], and fewer for many
+/// tokens, with which a row is more work.
 pub fn task_rows(matrix: Matrix<'_>, tokens: usize) -> usize {
     if tokens > FEW {
-        return PANEL_ROWS;
+        return MANY_ROWS;
     }
     let bytes = match matrix.weights() {
         Weights::Mxfp4 { packed, .. } => packed.len(),

@@ -133,8 +133,10 @@ impl<'a> BlockRows<'a> {
         self.groups / LANES
     }
 
+    /// Whole block `block` of a row.
+    ///
     /// # Panics
-    /// If the row has no such whole block.
+    /// If it is beyond the last row.
     #[inline]
     pub(crate) fn block(&self, row: usize, block: usize) -> Stored<'a> {
         let group = row * self.groups + block * LANES;
