@@ -34,9 +34,9 @@
 //! rows: each column is one chain of [`CHAIN`] rows, [`SUMMED`] of which are added up
 //! in float32, from +0, before they are added to one float64 sum.
 
+use crate::kernels::bf16;
 use crate::kernels::matrix::{Matrix, Weights};
-use crate::kernels::mxfp4::{self, ARRANGED, GROUP, LANE_GROUPS, VALUES};
-use crate::kernels::{bf16, mxfp4::BLOCK_BYTES};
+use crate::kernels::mxfp4::{self, GROUP, LANE_GROUPS, SCALE_ONE};
 
 /// Version of the arithmetic: of every order of operations that the bits of a
 /// logit depend on, here and in the model. A saved session continues only
@@ -104,15 +104,12 @@ impl ArrangedRow {
             }
             Weights::F32(_) => matrix.decode(row, 0, &mut self.values[..columns]),
             Weights::Mxfp4 { packed, scales } => {
-                let packed = &packed[row * columns / 2..][..columns / 2];
-                let blocks = packed.chunks(BLOCK_BYTES).zip(self.values.chunks_exact_mut(BLOCK));
-                for (packed, values) in blocks {
-                    for (value, column) in values.iter_mut().zip(ARRANGED) {
-                        let byte = packed.get(column / 2).copied().unwrap_or_default();
-                        let shift = if column.is_multiple_of(2) { 0 } else { 4 };
-                        *value = VALUES[usize::from((byte >> shift) & 0x0f)];
-                    }
+                let packed = packed[row * columns / 2..].as_chunks().0;
+                self.columns.resize(columns, 0.0);
+                for (packed, values) in packed.iter().zip(self.columns.as_chunks_mut().0) {
+                    mxfp4::decode_group(packed, SCALE_ONE, values);
                 }
+                mxfp4::arrange(&self.columns, &mut self.values);
                 let scales = &scales[row * columns / GROUP..][..columns / GROUP];
                 for (scales, lanes) in scales.chunks(LANES).zip(&mut self.scales) {
                     *lanes = LANE_GROUPS

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use crate::kernels::aligned::CACHE_LINE;
 use crate::kernels::avx2::panel::store;
 use crate::kernels::avx2::{fold, total};
 use crate::kernels::matrix::Matrix;
@@ -84,7 +85,7 @@ fn dot_some<const R: usize, const T: usize>(
 pub(in crate::kernels) fn ask(stored: Stored<'_>, ahead: usize) {
     let place = stored.packed.as_ptr().wrapping_add(ahead);
     _mm_prefetch::<_MM_HINT_T0>(place.cast());
-    _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(BLOCK_BYTES / 2).cast());
+    _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(CACHE_LINE).cast());
 }
 
 /// `sums += scales * chains(values, x)` of `R` stored blocks with each of `T` tokens,

@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
+use crate::kernels::aligned::CACHE_LINE;
 use crate::kernels::avx2::mxfp4::{ask, decode_block};
 use crate::kernels::avx2::plain::{Bf16Row, F32Row, LastGroup, PlainRow};
 use crate::kernels::avx2::{fold, total};
@@ -118,7 +119,7 @@ fn decode<Row: PlainRow>(
         for (group, out) in groups.iter_mut().take(whole).enumerate() {
             // SAFETY: the row has at least `whole` groups.
             let stored = unsafe { row.as_ptr().add(group * GROUP * Row::BYTES) };
-            if (group * GROUP * Row::BYTES).is_multiple_of(64) {
+            if (group * GROUP * Row::BYTES).is_multiple_of(CACHE_LINE) {
                 let next = stored.wrapping_add(BLOCK * Row::BYTES);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }

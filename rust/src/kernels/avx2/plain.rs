@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use crate::kernels::aligned::CACHE_LINE;
 use crate::kernels::avx2::{fold, total};
 use crate::kernels::bf16::GROUP;
 use crate::kernels::scalar::{BLOCK, LANES, SUMMED};
@@ -128,7 +129,7 @@ impl Rows<'_> {
                     // SAFETY: the sixteen columns are inside row `row` of `bytes`.
                     unsafe { bytes.as_ptr().add(row * row_bytes + column * Row::BYTES) }
                 });
-                if (column * Row::BYTES).is_multiple_of(64) {
+                if (column * Row::BYTES).is_multiple_of(CACHE_LINE) {
                     for group in groups {
                         _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(PREFETCH_BYTES).cast());
                     }

@@ -251,13 +251,8 @@ fn store_group(widened: [__m512; GROUP / LANES], out: &mut [Line; GROUP / LANES]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode_mxfp4(matrix: Matrix<'_>, block: usize, panel: &mut [Line], scales: &mut [Line]) {
     let stored = BlockRows::of(matrix);
-    // Two blocks later, where a panel of other rows follows this one.
-    let ahead = match (block + 2).checked_sub(stored.whole()) {
-        None => 2 * BLOCK_BYTES,
-        Some(later) => {
-            matrix.rows() * matrix.columns() / 2 + later * BLOCK_BYTES - block * BLOCK_BYTES
-        }
-    };
+    let panel_bytes = matrix.rows() * matrix.columns() / 2;
+    let ahead = later_place(block, stored.whole(), BLOCK_BYTES, panel_bytes) - block * BLOCK_BYTES;
     let places = panel.as_chunks_mut::<CHAIN>().0.iter_mut().zip(scales);
     for (pair, (panel, lane_scales)) in places.take(matrix.rows().div_ceil(2)).enumerate() {
         let (one, two) = (2 * pair, (2 * pair + 1).min(matrix.rows() - 1));
@@ -270,6 +265,16 @@ fn decode_mxfp4(matrix: Matrix<'_>, block: usize, panel: &mut [Line], scales: &m
             decode_block([stored.last(one).stored(), stored.last(two).stored()], panel)
         };
         lane_scales.store(scales);
+    }
+}
+
+/// How far from its first byte a panel's first row has the block after the next of
+/// `block`; behind the last of `blocks`, the first row of the panel that follows has it.
+fn later_place(block: usize, blocks: usize, block_bytes: usize, panel_bytes: usize) -> usize {
+    let later = block + 2;
+    match later.checked_sub(blocks) {
+        None => later * block_bytes,
+        Some(later) => panel_bytes + later * block_bytes,
     }
 }
 
@@ -288,14 +293,9 @@ impl Next {
 
     const NONE: Next = Next { start: std::ptr::null(), row_bytes: 0 };
 
-    /// Two blocks after `block` of a panel of rows, which the rows of another follow.
+    /// After `block` of a panel of rows.
     fn after(rows: &[u8], columns: usize, block: usize) -> Self {
-        let ahead = block + 2;
-        let blocks = columns.div_ceil(BLOCK);
-        let place = match ahead.checked_sub(blocks) {
-            None => ahead * BLOCK * 2,
-            Some(block) => rows.len() + block * BLOCK * 2,
-        };
+        let place = later_place(block, columns.div_ceil(BLOCK), BLOCK * 2, rows.len());
         Next { start: rows.as_ptr().wrapping_add(place), row_bytes: columns * 2 }
     }
 
